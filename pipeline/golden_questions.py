@@ -82,7 +82,7 @@ class GoldenQuestion(BaseModel):
         return self
 
     @property
-    def asked(self) -> str | list[dict[str, str]]:
+    def input(self) -> str | list[dict[str, str]]:
         """Question as a client takes it: a text, or messages."""
         return self.prompt if self.prompt is not None else [turn.model_dump() for turn in self.messages or ()]
 

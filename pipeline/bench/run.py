@@ -219,14 +219,14 @@ class MetricsWatch:
     model: str
     triton_url: str | None
     gateway_url: str | None
-    _seen: list[LiveFigures] = field(default_factory=list)
+    _pages_read: list[LiveFigures] = field(default_factory=list)
     _queue_ms: float | None = None
     _acceptance: float | None = None
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Read the pages every second inside the block, if there are any."""
-        self._seen.clear()
+        self._pages_read.clear()
         self._queue_ms = self._acceptance = None
         if self.triton_url is None and self.gateway_url is None:
             yield
@@ -244,9 +244,9 @@ class MetricsWatch:
 
     def figures(self) -> ServerFigures:
         """Figures since the last block began."""
-        used = [page.kv_used for page in self._seen if page.kv_used is not None]
-        running = [page.running for page in self._seen if page.running is not None]
-        waiting = [page.waiting for page in self._seen if page.waiting is not None]
+        used = [page.kv_used for page in self._pages_read if page.kv_used is not None]
+        running = [page.running for page in self._pages_read if page.running is not None]
+        waiting = [page.waiting for page in self._pages_read if page.waiting is not None]
         return ServerFigures(
             kv_used_mean=round(sum(used) / len(used), 4) if used else None,
             kv_used_max=round(max(used), 4) if used else None,
@@ -259,7 +259,7 @@ class MetricsWatch:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            self._seen.append(LiveFigures.read(self.model, await self._pages()))
+            self._pages_read.append(LiveFigures.read(self.model, await self._pages()))
 
     async def _pages(self) -> DeploymentPages:
         return await asyncio.to_thread(DeploymentPages.fetch, self.triton_url, self.gateway_url)

@@ -57,7 +57,7 @@ class DnsWatch:
     """Asks DNS every few seconds for the servers of a client, in a thread, as long as the client lives.
 
     Attributes:
-        asked: set when all names have been asked for the first time.
+        first_lookup: set when all names have been asked for the first time.
         fault: reason why a name could not be resolved the last time; empty if all could.
     """
 
@@ -67,9 +67,9 @@ class DnsWatch:
             urls: names, and addresses that stay as they are.
             on_servers: a method of the client, called in the thread with all servers after each question to DNS.
         """
-        self.asked = threading.Event()
+        self.first_lookup = threading.Event()
         self.fault = ""
-        self._urls, self._found = tuple(urls), WeakMethod(on_servers)
+        self._urls, self._on_servers = tuple(urls), WeakMethod(on_servers)
         self._known: dict[str, tuple[str, ...]] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -85,10 +85,10 @@ class DnsWatch:
     def _run(self) -> None:
         while not self._closed.is_set():
             servers = self._ask()
-            if (callback := self._found()) is None:
+            if (callback := self._on_servers()) is None:
                 return
             callback(servers)
-            self.asked.set()
+            self.first_lookup.set()
             # Else the client would live as long as this thread.
             del callback
             self._closed.wait(_INTERVAL_S)

@@ -184,11 +184,13 @@ class LossJudge:
         self._trials: list[Attempt] = []  # of the tenant whose turn it is
         self._convictions: dict[str, list[float]] = {}  # by tenant
         self._cooling: dict[str, float] = {}  # tenant -> until
-        self._held: dict[str, float] = {}  # by other gateways: digest, or `tenant_hold` of a tenant -> until
+        self._held_elsewhere: dict[
+            str, float
+        ] = {}  # by other gateways: digest, or `tenant_hold` of a tenant -> until
 
     def refusal(self, now: float, work: Work) -> Refusal | None:
         """Return why a request is not sent now; None if it may be."""
-        suspect, shared_holds = self._suspects.get(work.digest), self._held
+        suspect, shared_holds = self._suspects.get(work.digest), self._held_elsewhere
         until, losses = (-inf, 0) if suspect is None else (suspect.until, suspect.losses)
         until = max(until, shared_holds.get(work.digest, -inf))
         if until > now:
@@ -205,7 +207,7 @@ class LossJudge:
         Args:
             waits: digest of a request in quarantine, or `tenant_hold` of a tenant that cools down -> seconds left.
         """
-        self._held = {name: now + wait_s for name, wait_s in waits.items()}
+        self._held_elsewhere = {name: now + wait_s for name, wait_s in waits.items()}
 
     def is_suspect(self, now: float, work: Work) -> bool:
         """Whether a request goes out in its tenant's turn only."""

@@ -45,7 +45,7 @@ class RecordFollower:
         self.name = name
         self.fault: str | None = None  # why the model is not the one of the record
         self._folder, self._current, self._load = folder, current, load
-        self._seen: tuple[int, int] | None = None
+        self._version: tuple[int, int] | None = None
         self._reread_at = 0.0
         self._record: RunningServer | None = current
         self._replaced: list[ServedModel] = []
@@ -90,8 +90,8 @@ class RecordFollower:
         except OSError:
             version = None
         # Also without a change: after a failure, and because clocks of file systems are coarse.
-        if version != self._seen or time.monotonic() >= self._reread_at:
-            self._seen, self._reread_at = version, time.monotonic() + _REREAD_S
+        if version != self._version or time.monotonic() >= self._reread_at:
+            self._version, self._reread_at = version, time.monotonic() + _REREAD_S
             try:
                 self._record = await asyncio.to_thread(RunningServer.read, self._folder, self.name)
                 if self._record is None:

@@ -134,7 +134,7 @@ class RedisBuckets:
         self._redis = SharedRedis(address, timeout_s=timeout_s)
         self._take, self._renew = self._redis.script(_TAKE), self._redis.script(_RENEW)
         self._lease_s = lease_s
-        self._held: dict[str, set[Lease]] = {}  # by tenant
+        self._leases: dict[str, set[Lease]] = {}  # by tenant
         self._renewing: asyncio.Task[None] | None = None
         self._releasing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -164,7 +164,7 @@ class RedisBuckets:
         lease_words = ("", 0, 0) if lease is None else lease
         if lease is not None:
             # Before it is asked for: whoever is cancelled meanwhile may have it.
-            self._held.setdefault(tenant, set()).add(lease)
+            self._leases.setdefault(tenant, set()).add(lease)
             if self._renewing is None or self._renewing.done():
                 self._renewing = asyncio.create_task(self._keep_leases())
         keys = [f"pipeline:limits:{tenant}", f"pipeline:running:{tenant}"]
@@ -187,7 +187,7 @@ class RedisBuckets:
 
     def release(self, tenant: str, lease: Lease) -> None:
         """Count the choices of a lease as finished, without waiting and whatever their outcome."""
-        self._held[tenant].discard(lease)
+        self._leases[tenant].discard(lease)
         if self._closed:
             return  # a connection that nobody would close; the lease ends by itself
         task = asyncio.create_task(self._end_lease(tenant, lease))
@@ -211,9 +211,9 @@ class RedisBuckets:
 
     async def _keep_leases(self) -> None:
         """Renew what runs, as long as anything does."""
-        while any(self._held.values()):
+        while any(self._leases.values()):
             await asyncio.sleep(self._lease_s / 3)
-            for tenant, leases in [*self._held.items()]:
+            for tenant, leases in [*self._leases.items()]:
                 if names := [name for lease in leases for name in _names(lease)]:
                     with contextlib.suppress(BackendDown):
                         key = f"pipeline:running:{tenant}"

@@ -106,7 +106,7 @@ class TritonHttp:
         """`socket_path` is that of the socket on which Triton's HTTP listens."""
         self.limits = limits or TritonHttpLimits()
         self._path = socket_path
-        self._held = 0
+        self._buffered = 0
 
     def guarded(self, hosts: AllowedHosts) -> ASGIApp:
         """Make the application that refuses what a web page of another site may have sent; see `WebGuard`."""
@@ -282,14 +282,14 @@ class _BufferedBytes:
 
     def add(self, count: int) -> None:
         """Take more. Raises ApiError if all hold too many."""
-        if self._owner._held + count > self._owner.limits.held_bytes:
+        if self._owner._buffered + count > self._owner.limits.held_bytes:
             raise ApiError(503, "Too many large requests are under way", code="overloaded", retry_after_s=1)
-        self._owner._held += count
+        self._owner._buffered += count
         self._bytes += count
 
     def release(self) -> None:
         """Give all back."""
-        self._owner._held -= self._bytes
+        self._owner._buffered -= self._bytes
         self._bytes = 0
 
 

@@ -55,7 +55,7 @@ class ConfigValues:
         self._maps = (config,) if text is None else (text, config)
         self._place = place
         self.faults: dict[str, Fault] = {} if faults is None else faults
-        self._asked: set[str] = set()
+        self._read_keys: set[str] = set()
         types = [level.get("model_type") for level in self._maps]
         known = _defaults()
         named = next((name for name in types if isinstance(name, str) and name in known), library)
@@ -63,7 +63,7 @@ class ConfigValues:
 
     def get(self, key: str) -> Any:
         """Return what the config says, or None; defaults are not looked at."""
-        self._asked.add(key)
+        self._read_keys.add(key)
         return next((level[key] for level in self._maps if level.get(key) is not None), None)
 
     def size(self, *keys: str, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
@@ -144,7 +144,7 @@ class ConfigValues:
         """Note a fault if the config sets keys of decoder parts that nothing has read: `name` is built otherwise."""
         for keys in _STRUCTURE:
             present = [key for key in keys if any(level.get(key) for level in self._maps)]
-            if present and self._asked.isdisjoint(present):
+            if present and self._read_keys.isdisjoint(present):
                 problem = f"is not known of a {name}: the model would be taken for another one"
                 self._fault(
                     present[0],

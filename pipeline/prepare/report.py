@@ -53,7 +53,9 @@ class PlanReport:
     memory: MemoryPlan | None = None
     alternatives: tuple[Alternative, ...] = ()  # where it does not fit, or not at its concurrency
     performance: Forecast | None = None
-    seen: Mapping[str, str] = field(default_factory=dict)  # role -> where its sizes are from, and its weights
+    model_sources: Mapping[str, str] = field(
+        default_factory=dict
+    )  # role -> where its sizes are from, and its weights
     doubts: tuple[str, ...] = ()  # about what is counted of the models
     # "plan", "memory", "performance" -> why it is not known
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -153,7 +155,7 @@ def make_report(
         performance=_performance(recipe, memory, workload or WorkloadOptions(), calibration, unknown)
         if memory is not None
         else None,
-        seen={role: _described(probe) for role, probe in probes.items()},
+        model_sources={role: _described(probe) for role, probe in probes.items()},
         doubts=_doubts(recipe, probes) if memory is not None else (),
         unknown=unknown,
     )

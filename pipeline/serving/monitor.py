@@ -96,7 +96,7 @@ class ProgressJudge:
         self._room_since: float | None = None
         self._cpu_s: float | None = None
         # Time of the last call of `judge`.
-        self._seen = -math.inf
+        self._judged_at = -math.inf
         self._asked_again = False
 
     def judge(
@@ -138,9 +138,9 @@ class ProgressJudge:
         computes = False
         if cpu_s is not None:
             used_s = 0.0 if self._cpu_s is None else cpu_s - self._cpu_s
-            computes, self._cpu_s = used_s > _COMPUTING_SHARE * (now - self._seen), cpu_s
+            computes, self._cpu_s = used_s > _COMPUTING_SHARE * (now - self._judged_at), cpu_s
         # When this process was held up itself, what it saw before says nothing.
-        held_up, self._seen = now - self._seen > HELD_UP_S, now
+        held_up, self._judged_at = now - self._judged_at > HELD_UP_S, now
         if moved or held_up or self._still_since is None:
             self._still_since = now
         if moved or held_up or computes or self._idle_since is None:

@@ -342,7 +342,7 @@ def _asker(triton: TritonComponent, cancelled: threading.Event) -> Callable[[Gol
         try:
             with Client(triton.server.target, model=deployment.entry_model, template=template) as client:
                 tokens = min(question.max_tokens or most, most)
-                return client.generate(question.asked, max_tokens=tokens, temperature=0).text
+                return client.generate(question.input, max_tokens=tokens, temperature=0).text
         except ClientError as error:
             raise ServerError(f"golden question {question.text!r} to {triton.package}: {error}") from error
 

@@ -100,7 +100,7 @@ def test_a_difference_is_told_by_its_size_and_interval() -> None:
         assert metric.regression == pytest.approx(0.1, abs=0.04)
         assert metric.interval is not None
         assert metric.interval[0] < metric.ratio < metric.interval[1]
-        assert metric.told(0.05) == f"worse by {metric.regression:.1%}"
+        assert metric.sentence(0.05) == f"worse by {metric.regression:.1%}"
     better = compare_rounds(rounds(chance, 40, slower=1.1), rounds(chance, 40), 0.05)[0].metrics
     assert {metric.verdict for metric in better} == {"better"}
 
@@ -111,9 +111,9 @@ def test_what_rounds_cannot_show_is_said_with_how_many_could() -> None:
     for metric in load.metrics:
         assert metric.rounds_needed is not None
         assert metric.rounds_needed > 4
-        assert f"{metric.rounds_needed} rounds would show 5%" in metric.told(0.05)
+        assert f"{metric.rounds_needed} rounds would show 5%" in metric.sentence(0.05)
     (calm,) = compare_rounds([[round_of(np.ones(7))]] * 4, [[round_of(np.ones(7))]] * 4, 0.05)
-    assert {metric.told(0.05) for metric in calm.metrics} == {"no difference; 5% would have been seen"}
+    assert {metric.sentence(0.05) for metric in calm.metrics} == {"no difference; 5% would have been seen"}
 
 
 @settings(max_examples=15)

@@ -80,7 +80,7 @@ def golden(run: AcceptanceRun) -> Checks:
     with run.client() as client:
         report = golden_set.ask(
             lambda prompt: (
-                client.generate(prompt.asked, temperature=0.0, max_tokens=prompt.max_tokens or longest).text
+                client.generate(prompt.input, temperature=0.0, max_tokens=prompt.max_tokens or longest).text
             )
         )
     right, count = report.right, len(report.answers)

@@ -146,7 +146,7 @@ class AnswerStudy:
         async with subject.target(self._timeout_s, chat=self._chat) as target:
             for question in self._golden.questions:
                 reply = await target.ask(
-                    BenchRequest(question.asked, {"temperature": 0.0, "max_tokens": _most(question, subject)})
+                    BenchRequest(question.input, {"temperature": 0.0, "max_tokens": _most(question, subject)})
                 )
                 if reply.outcome != "complete":
                     raise ServerError(f"golden question {question.text!r} to {subject.name}: {reply.error}")
@@ -182,9 +182,9 @@ class AnswerStudy:
         template = ChatTemplate.from_directory(subject.tokenizer) if self._chat else None
         tokenizer: Any = read_tokenizer(subject.tokenizer / "tokenizer.json")
         texts = (
-            question.asked
-            if template is None or isinstance(question.asked, str)
-            else template.render(question.asked)
+            question.input
+            if template is None or isinstance(question.input, str)
+            else template.render(question.input)
             for question in self._golden.questions
         )
         return [tokenizer.encode(text).ids for text in texts]

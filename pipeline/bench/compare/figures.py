@@ -147,7 +147,7 @@ class MetricComparison(Section):
             return min(1.0, 2 * min(over, under))
         return under if self.more_is_better else over
 
-    def told(self, threshold: float) -> str:
+    def sentence(self, threshold: float) -> str:
         """Say the verdict in words, with the rounds that would show a relative difference of the threshold."""
         match self.verdict:
             case "unknown":

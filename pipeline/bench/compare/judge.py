@@ -138,7 +138,7 @@ def _last_word(text: str) -> str | None:
 
 def _words(question: GoldenQuestion) -> str:
     """Write a question as a text: for a chat, all of its messages."""
-    content = question.asked
+    content = question.input
     if isinstance(content, str):
         return content
     return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in content)

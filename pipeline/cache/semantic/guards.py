@@ -91,7 +91,7 @@ class QuestionWords:
 
     words: tuple[str, ...]  # in lower case, in their order
     content: frozenset[str]  # stems of what is no function word and no number
-    said: frozenset[str]  # every word in lower case, and its stem
+    vocabulary: frozenset[str]  # every word in lower case, and its stem
     numbers: tuple[Number, ...]
     codes: frozenset[str]  # identifiers, versions, addresses, options
     names: frozenset[str]  # in lower case: what is capitalised within a sentence, as German nouns are, too
@@ -126,7 +126,7 @@ def read(text: str) -> QuestionWords:
     return QuestionWords(
         words=tuple(lower),
         content=frozenset(content),
-        said=frozenset(lower) | frozenset(map(stem, lower)),
+        vocabulary=frozenset(lower) | frozenset(map(stem, lower)),
         numbers=tuple(numbers),
         codes=frozenset(codes),
         names=_names(tokens),
@@ -278,13 +278,15 @@ def numbers(first: QuestionWords, second: QuestionWords) -> str | None:
     """Numbers with their units, dates and times; identifiers, versions, addresses, options of a command."""
     first_only, second_only = _unshared_numbers(first, second)
     return _both(
-        [*first_only, *(first.codes - second.said)], [*second_only, *(second.codes - first.said)], "numbers"
+        [*first_only, *(first.codes - second.vocabulary)],
+        [*second_only, *(second.codes - first.vocabulary)],
+        "numbers",
     )
 
 
 def names(first: QuestionWords, second: QuestionWords) -> str | None:
     """Names, by their capitals."""
-    return _both(first.names - second.said, second.names - first.said, "names")
+    return _both(first.names - second.vocabulary, second.names - first.vocabulary, "names")
 
 
 def negation(first: QuestionWords, second: QuestionWords) -> str | None:

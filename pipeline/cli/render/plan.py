@@ -29,7 +29,7 @@ def document(outlook: PlanReport, store: Store) -> str:
 def _lines(outlook: PlanReport, store: Store, look: OutputStyle) -> Iterator[str]:
     yield f"{outlook.recipe.name}, runtime {outlook.recipe.runtime.kind}, store {store.root}"
     yield outlook.verdict
-    for role, origin in outlook.seen.items():
+    for role, origin in outlook.model_sources.items():
         yield f"{role}: {origin}"
     yield ""
     if outlook.plan is not None:

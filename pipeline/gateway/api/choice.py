@@ -150,7 +150,7 @@ class _Choice:
                 pass
             if self._loss is None:
                 generation.unbind(self._index)
-                self._times = generation.times[self._index] = ChoiceTimes(self._times.asked)
+                self._times = generation.times[self._index] = ChoiceTimes(self._times.requested)
 
     async def _note_failure(self, error: ConnectFailed | ServerLost | Busy) -> None:
         """Prepare the next attempt. Raises the error, or that of the loss before it, if there is none."""

@@ -53,7 +53,7 @@ class ChoiceTimes:
     """When each step of one choice was taken, by `time.perf_counter()`; None: not yet.
 
     Attributes:
-        asked: it asked for a slot of the model.
+        requested: it asked for a slot of the model.
         started: it got a slot.
         sent: the request was sent, or the cache had the answer.
         first_chunk: the first chunk came.
@@ -63,7 +63,7 @@ class ChoiceTimes:
         span: span of the call of the model, if spans are exported; parent of Triton's own.
     """
 
-    asked: float
+    requested: float
     started: float | None = None
     sent: float | None = None
     first_chunk: float | None = None

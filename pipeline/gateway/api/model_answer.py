@@ -138,7 +138,7 @@ class RecordedAnswer:
             hit = CacheHit(generation.model.name, keys)
             self._context.hits.remember(generation.tenant.name, record.id, hit)
         first_chunks = [choice.first_chunk for choice in times if choice.first_chunk is not None]
-        waits = [choice.started - choice.asked for choice in times if choice.started is not None]
+        waits = [choice.started - choice.requested for choice in times if choice.started is not None]
         gaps = [gap for stats in choices for gap in stats.itl_ms]
         tpots = [round(stats.tpot_ms, 2) for stats in choices if stats.tpot_ms is not None]
         record.outcome = status

@@ -28,12 +28,12 @@ class FlagChange:
     """A value of the command that the builder replaces by another."""
 
     flag: str
-    asked: Any  # as config.json would have it
+    requested: Any  # as config.json would have it
     built: Any
     reason: str  # what the builder says about it
 
     def __str__(self) -> str:
-        return f"{self.flag}: asked for {self.asked!r}, built with {self.built!r} ({self.reason})"
+        return f"{self.flag}: asked for {self.requested!r}, built with {self.built!r} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ class UnquotedArguments:
         self._marks = marks_of((*dialect.ends, dialect.head[0]))
         self._open: list[str] = []  # brackets that are to be closed, the innermost last
         self._in_text = self._over = False
-        self._wanted = False  # whether the value of a key is still to come
+        self._needs_value = False  # whether the value of a key is still to come
 
     def read(self, text: str) -> Step:
         out, at = list[str](), 0
@@ -300,7 +300,7 @@ class UnquotedArguments:
         char, quote = text[at], text[at : at + len(self._quote)]
         if quote == self._quote:
             out.append('"')
-            self._in_text, self._wanted = True, False
+            self._in_text, self._needs_value = True, False
             return len(self._quote)
         if any(mark.startswith(text[at:]) for mark in (self._quote, *self._ends)):
             return 0
@@ -315,25 +315,25 @@ class UnquotedArguments:
             return len(word[0])
         if char in "{[":
             self._open.append("}" if char == "{" else "]")
-            self._wanted = False
+            self._needs_value = False
             out.append(char)
         elif char in "}]" and self._open and char == self._open[-1]:
-            out.append(('""' if self._wanted else "") + self._open.pop())
-            self._over, self._wanted = not self._open, False
+            out.append(('""' if self._needs_value else "") + self._open.pop())
+            self._over, self._needs_value = not self._open, False
         elif char in ",:":
-            out.append(('"", ' if self._wanted else ", ") if char == "," else ": ")
-            self._wanted = char == ":"
+            out.append(('"", ' if self._needs_value else ", ") if char == "," else ": ")
+            self._needs_value = char == ":"
         return 1
 
     def _word(self, word: str) -> str:
         """A key, or a value that is no text."""
-        is_key = bool(self._open) and self._open[-1] == "}" and not self._wanted
-        self._wanted = False
+        is_key = bool(self._open) and self._open[-1] == "}" and not self._needs_value
+        self._needs_value = False
         return json.dumps(word.strip(), ensure_ascii=False) if is_key else typed_value(word, frozenset())
 
     def _close(self) -> str:
-        closed = ('"' if self._in_text else '""' if self._wanted else "") + "".join(reversed(self._open))
-        self._open, self._in_text, self._wanted = [], False, False
+        closed = ('"' if self._in_text else '""' if self._needs_value else "") + "".join(reversed(self._open))
+        self._open, self._in_text, self._needs_value = [], False, False
         return closed
 
     def finish(self, text: str, *, cut: bool) -> str:
