@@ -230,7 +230,7 @@ class EngineCore:
         log_probs: list[float],
         logits: npt.NDArray[np.float32],
     ) -> int:
-        """Take what a step computed for one sequence; how many tokens it made."""
+        """Apply the result of a step to one sequence, and return how many tokens it gained."""
         sequence, pages = piece.sequence, piece.sequence.target
         if pages is None or not pages.tables:
             return 0  # its sink failed on context logits
@@ -280,7 +280,7 @@ class EngineCore:
         log_probs: abc.Sequence[float] = (),
         logits: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Free what the sequence holds, then tell its sink."""
+        """Free the blocks of a sequence, then send its last output."""
         output = sequence.output(tokens, log_probs, finish, error, logits)
         self._scheduler.remove(sequence)
         del self._sequences[sequence.request.id]

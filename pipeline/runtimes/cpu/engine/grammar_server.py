@@ -1,4 +1,4 @@
-"""Compiles the forms of answers in processes that the kernel may end: strangers send some that take seconds, or GB.
+"""Server that compiles guides in worker processes, under limits: a client may send one that takes seconds, or GB.
 
     python grammar_server.py TOKENIZER END_ID MEMORY_MIB
 
@@ -209,7 +209,7 @@ class StructuralTag:
         yield from (self._tag(tag, trigger) for tag in tags if tag["begin"].startswith(trigger))
 
     def _first(self, trigger: str) -> str:
-        """A trigger up to its first special token, with which it cannot be mistaken any more."""
+        """Cut a trigger after its first special token, which identifies it."""
         token = self._cut.search(trigger)
         return trigger[: token.end()] if token else trigger
 
@@ -217,7 +217,7 @@ class StructuralTag:
         yield from (self._special[token] for token in self._cut.findall(text))
 
     def _until(self, end: str) -> str:
-        """Any text up to an end, which is not empty, with it."""
+        """Rule for any text up to and including a non-empty end."""
         if not end:
             raise ValueError("what may hold any text needs an end")
         before, *ending = self._cut.split(end, maxsplit=1)

@@ -1,4 +1,4 @@
-"""Forms that answers can be held to: compiled for each request, without keeping the engine or its callers waiting.
+"""Guides of answers: compiled for each request, without blocking the engine or its callers.
 
 Guides mean what they mean to TensorRT-LLM (`guided_decoding_guide_type` and `guided_decoding_guide`, release 1.2), but
 that `json` is an object, and that JSON has no white space between its parts, as in OpenAI's own answers: a small model
@@ -64,11 +64,11 @@ class GrammarBudget:
 
 
 class GrammarsUnavailable(RuntimeError):
-    """No process could be had to compile a guide in."""
+    """No worker process could be started to compile a guide."""
 
 
 class Grammars:
-    """The forms that answers of one model can be held to. Safe to use from several threads."""
+    """Compiles and caches the guides of one model. Safe to use from several threads."""
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, budget: GrammarBudget | None = None) -> None:
         """
@@ -89,7 +89,7 @@ class Grammars:
         self._workers.start()
 
     def close(self) -> None:
-        """End the process; what is being compiled is given up."""
+        """End the process; guides that are being compiled are dropped."""
         self._workers.close()
         for lane in self._lanes:
             lane.shutdown(cancel_futures=True)
@@ -196,11 +196,11 @@ class Grammars:
 
 
 class _OverBudget(Exception):
-    """A worker was ended."""
+    """A worker exceeded its budget and was killed."""
 
 
 class _Workers:
-    """The other end of `grammar_server`: one process, started again when it is lost."""
+    """Client of `grammar_server`: one process, restarted when it is lost."""
 
     def __init__(self, vocabulary: Vocabulary, memory_mib: int) -> None:
         # -P: its folder, this one, has modules that are named as others'.
@@ -291,7 +291,7 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket, spare: list[s
 
 
 def _worker(control: socket.socket) -> socket.socket:
-    """Ask the server for a worker; what is sent to it is lost if there is no server any more."""
+    """Ask the server for a worker; a request to it is lost if the server has ended."""
     worker, child_end = socket.socketpair()
     worker.settimeout(_ANSWER_S)
     with child_end, contextlib.suppress(OSError):

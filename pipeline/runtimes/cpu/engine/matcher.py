@@ -1,4 +1,4 @@
-"""Masks over the vocabulary for answers that are held to a form, also for drafts."""
+"""Masks over the vocabulary for guided decoding, also of drafts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Matcher:
         return self._masks[key]
 
     def append(self, token: int) -> None:
-        """The answer got one more token; `fault` is set if it may not come."""
+        """Append a token of the answer; `fault` is set if the guide forbids it."""
         self._masks.clear()
         if self._ahead[:1] == [token]:
             del self._ahead[0]
@@ -101,7 +101,7 @@ class Matcher:
         return True
 
     def _back(self, kept: int) -> None:
-        """To after the first `kept` of the drafts."""
+        """Roll back to the first `kept` drafts."""
         if len(self._ahead) > kept:
             self._inner.rollback(len(self._ahead) - kept)
             del self._ahead[kept:]

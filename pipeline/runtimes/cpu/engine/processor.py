@@ -1,4 +1,4 @@
-"""Limits of this machine that a model meets: no bf16 arithmetic, inexact sums of 8-bit products, small pages.
+"""Limits of this processor: no bf16 arithmetic, inexact sums of 8-bit products, small pages.
 
 Asked of OpenVINO when an engine starts, because a package may be served on another machine than the one that made it.
 """
@@ -79,7 +79,7 @@ def _integers_are_exact() -> bool:
 
 
 def settle_memory(weights: Path) -> None:
-    """Put what a model has packed into huge pages, and give back the pages of the file that it was packed from.
+    """Move the packed weights of a model to huge pages, and release the pages of the file they were read from.
 
     Reading packed weights is what a step waits for; in pages of 4 KiB it takes a tenth longer. OpenVINO maps the file,
     and reads rows of the embedding from it again: they come from the system's cache. Kernels before Linux 6.1 have no

@@ -1,4 +1,4 @@
-"""The decoder: embedding, layers and head as one stateful OpenVINO model.
+"""Decoder: embedding, layers and head as one stateful OpenVINO model.
 
 Inputs: input_ids [batch, tokens], attention_mask [batch, context], position_ids [batch, tokens] (i64), beam_idx
 [batch] (i32). Outputs: logits [batch, tokens, vocab] f32, and where weights are integers the same by an output
@@ -36,7 +36,7 @@ from pipeline.runtimes.cpu.ir.weights import Weights
 
 
 class Decoder:
-    """A decoder as Llama has it. What a family does otherwise, it overrides."""
+    """Llama's decoder; other families override what differs."""
 
     def __init__(self, architecture: Architecture, weights: Weights) -> None:
         """`weights` own the memory that the model points into."""
@@ -115,12 +115,12 @@ class Decoder:
         return rms_norm(x, self.weights.vector(f"{name}.weight"), self.arch.norm_epsilon)
 
     def capped(self, logits: Node) -> Node:
-        """Logits as the family caps them."""
+        """Apply the family's soft cap to logits."""
         return logits if self.arch.logits_cap is None else capped(logits, self.arch.logits_cap)
 
 
 def parts(x: Node, sizes: list[int]) -> list[Node]:
-    """x [..., sum of sizes] divided along its last axis."""
+    """Split x [..., sum of sizes] along its last axis."""
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [
         ops.slice(x, i64([start]), i64([start + size]), i64([1]), i64([-1]))
