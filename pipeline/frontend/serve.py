@@ -53,14 +53,14 @@ def known_recipes(start: GatewayStart, store: Store) -> list[Recipe]:
     """Find the recipes of a gateway, except those of deployments that it waits for."""
     if not start.recipes and start.sources.package is not None:
         return [package_recipe(start.sources.package, start.overrides)]
-    found = []
+    recipes = []
     for name in start.recipes:
         try:
-            found.append(find_deployment(name, start.overrides, store, states=SUPERVISED).recipe)
+            recipes.append(find_deployment(name, start.overrides, store, states=SUPERVISED).recipe)
         except InvalidInput:
             if not start.sources.wait_s:
                 raise
-    return found
+    return recipes
 
 
 # Command line of a process that gets a `ServeStart`: the number of its descriptor follows.
@@ -154,7 +154,16 @@ def serve_packages(start: ServeStart, packages: ServedPackages, store: Store, pr
         gateway: GatewayLaunch | None = None
         if not start.no_gateway:
             recipes = [chosen.served_recipe for chosen, _ in packages]
-            gateway = stack.enter_context(_gateway_launch(start.listening, recipes, store))
+            try:
+                gateway = stack.enter_context(_gateway_launch(start.listening, recipes, store))
+            except ServerError as error:
+                taken = [
+                    fault
+                    for _, options in packages
+                    if not options.ports.movable
+                    for fault in options.ports.faults(options.triton.address)
+                ]
+                raise ServerError("; ".join((str(error), *taken))) from error
         serve(
             [(chosen.folder, options) for chosen, options in packages],
             progress,
@@ -181,7 +190,7 @@ def detach(start: ServeStart, packages: ServedPackages, store: Store) -> Detache
 def stop_command(packages: ServedPackages, store: Store) -> str:
     """Return the command that ends these deployments."""
     names = (chosen.deployment.name for chosen, _ in packages)
-    return shlex.join(("pipeline", "stop", *names, *store.words))
+    return shlex.join(("pipeline", "stop", *names, *store.argv))
 
 
 @contextmanager

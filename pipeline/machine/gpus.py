@@ -47,24 +47,24 @@ class GpuSurvey:
 def survey_gpus(deadline_s: float = _DEADLINE_S) -> GpuSurvey:
     """List all GPUs of the machine. Where NVML hangs, so does nvidia-smi: both wait for the driver."""
     start = time.monotonic()
-    said = ask_nvml(deadline_s)
-    if not said.problem:
-        answer = json.loads(said.text)
+    output = ask_nvml(deadline_s)
+    if not output.problem:
+        answer = json.loads(output.text)
         gpus = tuple(GpuFacts(driver=answer["driver"], **entry) for entry in answer["gpus"])
         return GpuSurvey(gpus, "" if gpus else "NVML lists no GPU", "NVML", answer["cuda"])
-    if said.late:
+    if output.late:
         return GpuSurvey((), f"the driver does not answer within {deadline_s:g} s", "", late=True)
     left_s = max(0.1, deadline_s - (time.monotonic() - start))
-    return replace(_by_nvidia_smi(left_s), nvml_problem=said.problem)
+    return replace(_by_nvidia_smi(left_s), nvml_problem=output.problem)
 
 
 def ask_nvml(deadline_s: float) -> CommandOutput:
     """Run `nvml.py`, and return its output."""
     if find_spec("pynvml") is None:
         return CommandOutput(problem="nvidia-ml-py is not installed")
-    said = run_command([sys.executable, nvml.__file__], deadline_s)
+    output = run_command([sys.executable, nvml.__file__], deadline_s)
     # Nobody asks which Python failed.
-    return replace(said, problem=said.problem.rpartition("failed: ")[2])
+    return replace(output, problem=output.problem.rpartition("failed: ")[2])
 
 
 def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuFacts, ...], str]:
@@ -76,14 +76,14 @@ def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuFacts, ...], st
 def _by_nvidia_smi(deadline_s: float) -> GpuSurvey:
     if shutil.which("nvidia-smi") is None:
         return GpuSurvey((), _NO_PROGRAM, "")
-    said = run_command(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], deadline_s)
-    if said.problem:
-        return GpuSurvey((), said.problem, "", late=said.late)
+    output = run_command(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], deadline_s)
+    if output.problem:
+        return GpuSurvey((), output.problem, "", late=output.late)
     try:
-        rows = csv.reader(said.lines, skipinitialspace=True)
+        rows = csv.reader(output.lines, skipinitialspace=True)
         gpus = tuple(_gpu(row) for row in rows if row)
     except ValueError as error:
-        return GpuSurvey((), f"nvidia-smi says what cannot be read ({error}): {said.text.strip()!r}", "")
+        return GpuSurvey((), f"nvidia-smi says what cannot be read ({error}): {output.text.strip()!r}", "")
     return GpuSurvey(gpus, "", "nvidia-smi") if gpus else GpuSurvey((), "nvidia-smi lists no GPU", "")
 
 
@@ -142,8 +142,8 @@ class Topology:
 
 def read_topology(deadline_s: float = _DEADLINE_S) -> Topology:
     """Read the topology of this machine."""
-    said = run_command(["nvidia-smi", "topo", "-m"], deadline_s)
-    return Topology(problem=said.problem) if said.problem else parse(said.text)
+    output = run_command(["nvidia-smi", "topo", "-m"], deadline_s)
+    return Topology(problem=output.problem) if output.problem else parse(output.text)
 
 
 def parse(text: str) -> Topology:

@@ -37,11 +37,11 @@ class BrokenTransfer(Exception):
     """The server ended a file early, or sent another part of it."""
 
 
-class NotAHub(Exception):
+class UnexpectedHubAnswer(Exception):
     """An answer that no hub gives."""
 
 
-class Stopped(Exception):
+class TransferStopped(Exception):
     """Another file failed, or the user interrupted."""
 
 
@@ -71,7 +71,7 @@ class HubRetries:
     Args:
         subject: File or repository that is asked for.
         say: Receives one line for each new try.
-        stopped: Ends a sleep early; after it, `wait` raises `Stopped`.
+        stopped: Ends a sleep early; after it, `wait` raises `TransferStopped`.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class HubRetries:
 
         Raises:
             SourceError: The error does not pass by itself, or tries are used up; the text says what to do.
-            Stopped: `stopped` is set.
+            TransferStopped: `stopped` is set.
         """
         if self._stopped.is_set():
-            raise Stopped from error
+            raise TransferStopped from error
         self._failures = 1 if progressed else self._failures + 1
         delay_s = retry_delay_s(error, self._failures) if is_retryable(error) else None
         if delay_s is None:
@@ -180,8 +180,10 @@ def _brief(error: Exception) -> str:
 
 
 def _retry_after_s(error: Exception) -> float:
-    asked = error.response.headers.get("Retry-After", "") if isinstance(error, errors.HfHubHTTPError) else ""
-    return min(float(asked), _LONGEST_DELAY_S) if asked.isdigit() else 0.0
+    retry_after = (
+        error.response.headers.get("Retry-After", "") if isinstance(error, errors.HfHubHTTPError) else ""
+    )
+    return min(float(retry_after), _LONGEST_DELAY_S) if retry_after.isdigit() else 0.0
 
 
 Result = TypeVar("Result")
@@ -240,14 +242,14 @@ class HubClient:
         def ask() -> dict[str, RemoteFile]:
             folders = "?recursive=true" if recursive else ""
             page: str | None = f"{self.endpoint}/api/models/{repo}/tree/{commit}{folders}"
-            found: dict[str, RemoteFile] = {}
+            remote_files: dict[str, RemoteFile] = {}
             while page is not None:
                 response = self._get(page)
                 with _understanding():
                     files = [_remote_file(entry) for entry in response.json() if entry["type"] == "file"]
-                found |= {file.name: file for file in files}
+                remote_files |= {file.name: file for file in files}
                 page = response.links.get("next", {}).get("url")
-            return found
+            return remote_files
 
         return self._with_retries(ask, repo, commit, say)
 
@@ -272,15 +274,15 @@ class HubClient:
         begin, end = place
 
         def ask() -> bytes:
-            part, found = f"{begin}-{end - 1}", b""
+            part, content = f"{begin}-{end - 1}", b""
             with self._stream(repo, commit, name, part, constants.HF_HUB_ETAG_TIMEOUT) as response:
                 if begin and response.status_code != httpx.codes.PARTIAL_CONTENT:
                     return b""
                 for chunk in response.iter_bytes():  # a server that ignores ranges sends all of it
-                    found += chunk
-                    if len(found) >= end - begin:
+                    content += chunk
+                    if len(content) >= end - begin:
                         break
-            return found[: end - begin]
+            return content[: end - begin]
 
         return self._with_retries(ask, repo, commit, say)
 
@@ -319,7 +321,7 @@ class HubClient:
         while True:
             try:
                 return ask()
-            except (httpx.HTTPError, httpx.InvalidURL, NotAHub) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, UnexpectedHubAnswer) as error:
                 retries.wait(error)
 
 
@@ -329,7 +331,7 @@ def _understanding() -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NotAHub(f"{type(error).__name__}: {error}") from error
+        raise UnexpectedHubAnswer(f"{type(error).__name__}: {error}") from error
 
 
 def _remote_file(entry: Mapping[str, Any]) -> RemoteFile:

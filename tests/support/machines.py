@@ -24,7 +24,7 @@ DISK = Disk("/data/store", 7, 4096 * GIB, 4000 * GIB, 1_000_000, "xfs", writable
 def h100s(count: int, way: str = "NV") -> Inventory:
     """A host with Docker and H100s, whose hub answers; nothing of TensorRT-LLM is installed on it."""
     gpus = tuple(replace(H100, index=index, uuid=f"GPU-{index}") for index in range(count))
-    pairs = [(one, two) for one in range(count) for two in range(one + 1, count)]
+    pairs = [(number, two) for number in range(count) for two in range(number + 1, count)]
     links = tuple(Link(pair, "NV", 18) if way == "NV" else Link(pair, "SYS") for pair in pairs)
     return Inventory(
         gpus=GpuSurvey(gpus, "", "NVML", "13.1"),
