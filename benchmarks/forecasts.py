@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.common import HERE, markdown, peer_environment
-from benchmarks.published import PublishedFigure, compute_figure, figures
+from pipeline.plan.performance.accuracy import PublishedFigure, compute_figure, figures
 from pipeline.plan.performance.estimates import QUANTITY_NAMES, Quantity, figure_classes
 
 # Model of a row -> model, and formats of matrices and experts, as AIConfigurator names them.

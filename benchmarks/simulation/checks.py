@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.published import figures, full_load_requests, served_figure
 from benchmarks.simulation.outcome import FleetResult, FleetSettings
 from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, RandomRouting, Routing
 from benchmarks.simulation.service import cpu_service
 from benchmarks.simulation.simulator import Fleet
 from benchmarks.simulation.traffic import Conversation
-from pipeline.plan.performance.step_times import ServedEngine, StepTimes
+from pipeline.plan.performance.accuracy import figures, full_load_requests, served_figure
+from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.step_times import StepTimes
 
 _T_95 = 2.262  # 95 % of Student's t with nine degrees of freedom lie within
 _RUNS = 10

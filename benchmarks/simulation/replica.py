@@ -13,8 +13,7 @@ from collections import OrderedDict
 from typing import Literal
 
 from benchmarks.simulation.traffic import Conversation
-from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
-from pipeline.plan.performance.step_times import ServedEngine
+from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler, ServedEngine
 
 State = Literal["starting", "ready", "draining", "lost", "gone"]
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.published import figures
 from benchmarks.simulation.autoscaler import Autoscaler, Behavior, ChangePolicy, ScalingRule, Trigger
 from benchmarks.simulation.checks import (
     against_cpu,
@@ -26,6 +25,7 @@ from benchmarks.simulation.replica import PrefixCache
 from benchmarks.simulation.scenarios import Scenario, Way, full_rate, service_of, simulate
 from benchmarks.simulation.service import recipe_service
 from benchmarks.simulation.traffic import PEOPLE, PROGRAMS, Arrivals, Burst, Traffic
+from pipeline.plan.performance.accuracy import figures
 from pipeline.plan.performance.engine import EngineSpeed
 
 # Four replicas for twenty minutes.

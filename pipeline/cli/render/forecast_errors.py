@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.render.speed import number, wrapped
-from pipeline.plan.memory.accuracy import MeasurementErrors, measurement_errors
+from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
+from pipeline.plan.performance.accuracy import figure_source, figures, speculation_checks
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
 from pipeline.plan.performance.constants import fitted_constants
 from pipeline.plan.performance.estimates import QUANTITIES, QUANTITY_NAMES, figure_classes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def accuracy_page(*, as_json: bool) -> str:
     """Render every point of memory with its error, and the errors of speed, class by class."""
-    parts = {"capacity": measurement_errors("capacity"), "load_log": measurement_errors("load_log")}
+    parts = {"capacity": capacity_accuracy(), "load_log": load_log_accuracy()}
     if as_json:
         rows = {name: _row(part) for name, part in parts.items()}
         return json.dumps({**rows, "speed": _speed_json()}, indent=2)
@@ -90,13 +91,14 @@ def _speed_lines() -> Iterator[str]:
     yield ""
     yield "gain of prediction layers (MTP) for one request, by the tokens that a round yielded; never fitted"
     yield f"  {'':<50} layers  tokens a round  measured  computed   error"
-    for gain in fitted_constants()["speculation"]:
+    for gain in speculation_checks():
         yield (
-            f"  {gain['what']:<50} {gain['layers']:>6} {gain['tokens']:>15.2f} {gain['measured']:>9.2f} "
-            f"{gain['computed']:>9.2f} {gain['computed'] / gain['measured'] - 1:>+7.1%}"
+            f"  {gain.what:<50} {gain.layers:>6} {gain.tokens:>15.2f} {gain.measured:>9.2f} {gain.computed:>9.2f} "
+            f"{gain.error:>+7.1%}"
         )
     yield ""
-    yield from (f"{name}: {source}" for name, source in fitted_constants()["sources"].items())
+    yield from sorted({f"{figure.source}: {figure_source(figure)}" for figure in figures()})
+    yield from sorted({f"mtp: {gain.source}" for gain in speculation_checks()})
 
 
 def _held(share: float | None) -> str:
@@ -105,15 +107,11 @@ def _held(share: float | None) -> str:
 
 def _speed_json() -> Mapping[str, Json]:
     """Classes with their errors, for JSON."""
-    sources = fitted_constants()["sources"]
     return {
         "fitted": dict(fitted_constants()["fitted"]),
         "classes": [asdict(group) for group in figure_classes()],
         "checks": list(fitted_constants()["checks"]),
-        "speculation": [
-            {**gain, "source": sources[gain["source"]], "error": gain["computed"] / gain["measured"] - 1}
-            for gain in fitted_constants()["speculation"]
-        ],
+        "speculation": [{**asdict(gain), "error": gain.error} for gain in speculation_checks()],
     }
 
 

@@ -27,8 +27,8 @@ from pipeline.plan.memory.spec import DeploymentSpec
 from pipeline.plan.performance.constants import Efficiency, efficiency
 from pipeline.plan.performance.estimates import Estimate
 from pipeline.plan.performance.queueing import Workload
+from pipeline.plan.performance.scheduler import PromptBalance
 from pipeline.plan.performance.service import DeploymentModel, EngineOptions
-from pipeline.plan.performance.step_times import PromptBalance
 from pipeline.recipe import PyTorchRuntime, Recipe
 from pipeline.recipe.source import LocalSource
 

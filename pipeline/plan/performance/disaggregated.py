@@ -18,8 +18,7 @@ from pipeline.contracts.gpus import GpuRates
 from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import cache_token_bytes
 from pipeline.plan.performance.constants import Efficiency
-from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
-from pipeline.plan.performance.step_times import ServedEngine
+from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler, ServedEngine
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,10 @@ class DisaggregatedEngines:
     def bundled(self, bundle: int) -> DisaggregatedEngines:
         """Let each request stand for several that are alike."""
         return replace(self, context=self.context.bundled(bundle), generation=self.generation.bundled(bundle))
+
+    def scheduler(self) -> DisaggregatedScheduler:
+        """Begin a simulation."""
+        return DisaggregatedScheduler(self)
 
 
 def transfer_s(

@@ -20,9 +20,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.plan.performance.disaggregated import DisaggregatedEngines, DisaggregatedScheduler
-from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
-from pipeline.plan.performance.step_times import ServedEngine, StepTimes
+from pipeline.plan.performance.disaggregated import DisaggregatedEngines
+from pipeline.plan.performance.scheduler import EngineRequest, ServedEngine
+from pipeline.plan.performance.step_times import StepTimes
 
 Values = npt.NDArray[np.float64]
 Engines = ServedEngine | DisaggregatedEngines
@@ -221,11 +221,7 @@ def _run(
     settled: int,
 ) -> QueueRun:
     """Run requests through an engine: `starts` are the times of the first ones, others follow an answer's end."""
-    scheduler: EngineScheduler[EngineRequest] | DisaggregatedScheduler = (
-        EngineScheduler(service, record=True)
-        if isinstance(service, ServedEngine)
-        else DisaggregatedScheduler(service)
-    )
+    scheduler = service.scheduler()
     asked = [EngineRequest(*lengths[index], start) for index, start in enumerate(starts)]
     coming, waiting = deque(asked), deque[EngineRequest]()
     ended_s: dict[int, float] = {}

@@ -26,7 +26,7 @@ from pipeline.plan.performance.queueing import (
     open_arrivals,
 )
 from pipeline.plan.performance.roofline import ModelLoad, model_load
-from pipeline.plan.performance.step_times import PromptBalance, ServedEngine
+from pipeline.plan.performance.scheduler import PromptBalance, ServedEngine
 from pipeline.recipe import Slo
 from pipeline.store import Json
 

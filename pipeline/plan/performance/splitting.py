@@ -15,6 +15,7 @@ from pipeline.plan.memory import DeploymentSpec, plan_memory
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance.disaggregated import DisaggregatedEngines, transfer_s
 from pipeline.plan.performance.queueing import Workload, open_arrivals
+from pipeline.plan.performance.scheduler import ServedEngine
 from pipeline.plan.performance.service import (
     MOST_REQUESTS,
     DeploymentModel,
@@ -22,7 +23,7 @@ from pipeline.plan.performance.service import (
     highest_rate,
     load_point,
 )
-from pipeline.plan.performance.step_times import ServedEngine, StepTimes
+from pipeline.plan.performance.step_times import StepTimes
 from pipeline.recipe import Slo
 
 WAYS = (1, 2, 4, 8)  # GPUs of a server

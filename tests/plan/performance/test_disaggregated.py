@@ -17,9 +17,9 @@ from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.forecasting import forecast
 from pipeline.plan.performance.queueing import closed_loop, open_arrivals
 from pipeline.plan.performance.roofline import model_load
-from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
+from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler, PromptBalance, ServedEngine
 from pipeline.plan.performance.service import Service
-from pipeline.plan.performance.step_times import PromptBalance, ServedEngine, StepTimes
+from pipeline.plan.performance.step_times import StepTimes
 from pipeline.recipe import Slo
 
 DENSE, SPARSE, LATENT = (

@@ -1,6 +1,6 @@
 """Measurements of TensorRT-LLM that others published, and what the model computes in their place.
 
-`published.yaml` has them. scripts/fit_performance fits the constants to them and writes, class by class, how far
+`data/published.yaml` has them. scripts/fit_performance fits the constants to them and writes, class by class, how far
 off those come out whose set-up was left out of the fit (`estimates`). Each is simulated as it was measured.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
+from importlib import resources
 from typing import Any, Literal
 
 from pipeline.contracts.gpus import gpu, gpu_generation, gpu_rates
@@ -25,7 +25,8 @@ from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, tok
 from pipeline.plan.performance.estimates import Quantity, structure_of
 from pipeline.plan.performance.queueing import QueueRun, Workload, all_at_once, closed_loop, open_arrivals
 from pipeline.plan.performance.roofline import ModelLoad, model_load
-from pipeline.plan.performance.step_times import PromptBalance, ServedEngine, StepTimes
+from pipeline.plan.performance.scheduler import PromptBalance, ServedEngine
+from pipeline.plan.performance.step_times import StepTimes
 from pipeline.resources import parse_yaml
 
 Kind = Literal["full-load", "fixed-batch", "first-token", "closed-loop", "open-loop", "disaggregated"]
@@ -135,13 +136,9 @@ def figures() -> tuple[PublishedFigure, ...]:
     return tuple(figure for table in _data()["tables"] for figure in _rows(table))
 
 
-def sources() -> dict[str, str]:
-    """Map the names of sources to where their figures were published: first what constants are fitted to."""
-    fitted = sorted({figure.source for figure in figures()})
-    return {
-        name: _data()["sources"][name]
-        for name in (*fitted, *(one["source"] for one in _data()["speculation"]))
-    }
+def figure_source(figure: PublishedFigure) -> str:
+    """Return where a figure was published."""
+    return str(_data()["sources"][figure.source])
 
 
 def simulate_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> QueueRun:
@@ -267,7 +264,7 @@ class SpeculationCheck:
     """
 
     what: str
-    source: str  # its name
+    source: str
     layers: int
     tokens: float
     measured: float
@@ -279,20 +276,24 @@ class SpeculationCheck:
         return self.computed / self.measured - 1
 
 
-def speculation_checks(given: Mapping[str, Any] | None = None) -> list[SpeculationCheck]:
-    """Compute published gains of speculation for one request; `given` replaces the fitted constants."""
+def speculation_checks() -> list[SpeculationCheck]:
+    """Compute published gains of speculation for one request."""
     found = []
     for table in _data()["speculation"]:
         split = Parallelism(table["tensor"], expert=table["expert"])
         need = ModelSpec("target", _sizes(table["model"]), split, table["format"], table["kv_cache"])
-        target = EngineSpeed.of(need, table["gpu"], "pytorch", given=given)
+        target = EngineSpeed.of(need, table["gpu"], "pytorch")
         context = Workload(table["prompt"], table["answer"]).mean_context
         what = f"{table['model']} {table['format']} {table['gpu']} TP{split.tensor} EP{split.expert}"
         for layers, tokens, measured in table["rows"]:
             acceptance = token_acceptance((tokens - 1) / layers, layers)
             engine = SpeculativeEngine.with_layers(target, layers, acceptance)
             gain = engine.gain(1, context)
-            found.append(SpeculationCheck(what, table["source"], layers, tokens, measured, round(gain, 4)))
+            found.append(
+                SpeculationCheck(
+                    what, str(_data()["sources"][table["source"]]), layers, tokens, measured, gain
+                )
+            )
     return found
 
 
@@ -390,5 +391,6 @@ def _step_tokens(given: int | str, prompt: int, answer: int, batch: int) -> int:
 
 @cache
 def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = parse_yaml(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+    file = resources.files("pipeline.plan.performance") / "data" / "published.yaml"
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data
