@@ -59,8 +59,11 @@ def _parameter(text: str) -> tuple[str, Any]:
     if name in _SAMPLING_OPTIONS:
         raise ValueError(f"has an option of its own: --{name.replace('_', '-')}")
     known = [parameter for parameter in PARAMETERS if parameter not in _SAMPLING_OPTIONS]
-    if not equals or name not in known:
-        raise ValueError(f"is no NAME=VALUE; {did_you_mean(name, known)}names: {', '.join(known)}")
+    if not equals:
+        raise ValueError(f"is not NAME=VALUE; names: {', '.join(known)}")
+    if name not in known:
+        near = did_you_mean(name, [*known, *_SAMPLING_OPTIONS])
+        raise ValueError(f"names no parameter; {near}names: {', '.join(known)}")
     document = Document("--param", line=None)
     apply_overrides(document, [text], "--param")
     if document.faults:
@@ -279,13 +282,13 @@ def _client(destination: Destination, request: RequestSettings, *, raw: bool) ->
 
 
 def as_pipeline_error(error: ClientError, fields: Collection[str] = ()) -> PipelineError:
-    """Give an error of the client the exit code of its kind: 2 for a refused request, 1 for others.
+    """Give an error of the client the exit code of its kind: 2 for a refused request or an unknown model, 1 for others.
 
     Args:
         error: names sampling parameters, which are written as the options that gave them.
         fields: parameters that a line of --input gave.
     """
-    from pipeline.client import Refused
+    from pipeline.client import ModelNotFound, Refused
 
     def option(match: re.Match[str]) -> str:
         name = match[1] or match[2]
@@ -293,7 +296,10 @@ def as_pipeline_error(error: ClientError, fields: Collection[str] = ()) -> Pipel
         return f"--{name.replace('_', '-')}" if typed else match[0]
 
     text = re.sub(r"\b([a-z_]+)(?= = )|'([a-z_]+)'", option, str(error))
-    return UserError(text) if isinstance(error, Refused) else ServerError(text)
+    if text.startswith("HTTP 401"):
+        has = "holds the key that was sent" if os.environ.get("PIPELINE_API_KEY") else "is not set"
+        text += f" ($PIPELINE_API_KEY {has})"
+    return UserError(text) if isinstance(error, Refused | ModelNotFound) else ServerError(text)
 
 
 def _prompt_limit(destination: Destination) -> PromptLimit | None:

@@ -29,19 +29,12 @@ if TYPE_CHECKING:
 _WRITTEN = ("triton", "deploy", "kubernetes")
 
 
-def _target(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value == "local":
-        raise click.BadParameter("this machine is what `pipeline serve` serves on")
-    return value
-
-
 @click.command(name="deploy", cls=Verb)
 @click.argument("recipe", metavar="[RECIPE]", required=False, shell_complete=complete_recipe)
 @set_option
 @click.option(
     "--target",
-    type=click.Choice(["docker", "compose", "systemd", "kubernetes", "dynamo", "local"]),
-    callback=_target,
+    type=click.Choice(["docker", "compose", "systemd", "kubernetes", "dynamo"]),
     metavar="docker|compose|systemd|kubernetes|dynamo",
     help="A script with the `docker run` line of Triton; a compose file, or a systemd unit, of Triton and the gateway; "
     "a folder for kustomize with as many of both as are needed; a script with Triton behind NVIDIA Dynamo. By default "

@@ -37,7 +37,9 @@ class GenerateSettings(RequestSettings):
     as_json: Annotated[bool, Option("--json")] = Field(
         default=False, description="Write one JSON object an answer, a line each."
     )
-    concurrency: int = Field(default=8, ge=1, le=1024, description="Answers at a time.")
+    concurrency: Annotated[int, Option(metavar="N")] = Field(
+        default=8, ge=1, le=1024, description="Answers at a time."
+    )
 
 
 @click.command(name="generate", cls=Verb)

@@ -56,6 +56,9 @@ def command(name: str, wanted: tuple[str, ...], follow: bool, lines: int) -> Non
     kinds = {_FILES[program] for program in wanted} or set(files)
     chosen = {kind: file for kind, file in files.items() if kind in kinds}
     if not any(file.is_file() for file in chosen.values()):
+        if record is None and not folder.is_dir():
+            names = ", ".join(sorted(path.name for path in opened.logs.glob("*/")))
+            raise UserError(f"{name}: no such deployment; logs are here of {names or 'none'}")
         raise UserError(f"{name} has no such log here: {', '.join(map(str, chosen.values()))}")
     tail = LogTail(chosen, lines)
     several = len(chosen) > 1

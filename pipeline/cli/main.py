@@ -131,10 +131,10 @@ class _Pipeline(VerbGroup):
 
 
 _EPILOG = """
-Options of all commands (--store, -q, -v, --no-color, --debug) may stand before or behind the command.
+Options of all commands may stand before or behind the command.
 
 \b
-Completion of commands, options and names of recipes; put the line into your shell's start-up file:
+Completion in your shell: put one of these lines into its start-up file.
   bash   eval "$(_PIPELINE_COMPLETE=bash_source pipeline)"
   zsh    eval "$(_PIPELINE_COMPLETE=zsh_source pipeline)"
   fish   _PIPELINE_COMPLETE=fish_source pipeline | source

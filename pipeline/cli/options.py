@@ -76,18 +76,68 @@ def common_options() -> list[click.Option]:
     ]  # fmt: skip
 
 
+# Options that many commands have, by the section of the help in which they stand.
+_SECTIONS = {
+    "Recipe and build": (
+        "overrides",
+        "allowed",
+        "package",
+        "build",
+        "until",
+        "devices",
+        "executor",
+        "executor_timeout_s",
+    ),
+    "Output": ("as_json", "output", "force", "dry_run"),
+}
+_COMMON = ("store", "quiet", "verbose", "no_color", "debug")
+
+
 class Verb(click.Command):
-    """A command that has the common options besides its own."""
+    """A command that has the common options besides its own; its help lists options in sections."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.params += common_options()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of a group, its own options, and those of all commands at the end."""
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
+        titles = ("Recipe and build", "Options", "Output", "Options of all commands")
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        for option in options:
+            if (record := option.get_help_record(ctx)) is not None:
+                sections[_section(option, ctx)].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class VerbGroup(Verb, click.Group):
     """Commands below one name. They and the group have the common options."""
 
     command_class = Verb
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first sentence of each command, not cut off."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [
+            (name, found.get_short_help_str(limit=200))
+            for name, found in commands.items()
+            if found is not None
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+def _section(option: click.Option, ctx: click.Context) -> str:
+    if option.name in _COMMON or set(option.opts) & set(ctx.help_option_names):
+        return "Options of all commands"
+    return next((title for title, names in _SECTIONS.items() if option.name in names), "Options")
 
 
 def store_root() -> Path | None:

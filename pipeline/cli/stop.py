@@ -43,7 +43,7 @@ def command(names: tuple[str, ...], everything: bool, timeout_s: float, as_json:
     running = open_store().running
     deployments = {status.name: status for status in list_deployments(running)}
     if unknown := sorted(set(names) - set(deployments)):
-        known = f"served are {', '.join(deployments)}" if deployments else "nothing is served from this store"
+        known = f"running: {', '.join(deployments)}" if deployments else "nothing is served from this store"
         raise UserError(f"{', '.join(unknown)}: no such deployment; {known}")
     chosen = {name: deployments[name] for name in (deployments if everything else dict.fromkeys(names))}
     pids = {status.record.pid for status in chosen.values() if status.alive}

@@ -97,6 +97,8 @@ def verify_(names: tuple[str, ...], as_json: bool, remove: bool) -> None:
         for name in sorted(results.keys() | damaged.keys()):
             gone = " (removed)" if name in removed else ""
             click.echo(f"{name}  {damaged.get(name, 'intact')}{gone}")
+        if damaged and not remove:
+            note("`pipeline store verify --remove` removes what is damaged; then build it again")
     if damaged:
         sys.exit(1)
 

@@ -64,7 +64,7 @@ def _read(argv: tuple[str, ...], *, with_url: bool) -> tuple[str | None, str]:
     elif not with_url and len(argv) == 2:
         recipe, question = argv
     else:
-        wanted = "one QUESTION" if with_url else "a RECIPE and one QUESTION"
+        wanted = "one QUESTION and no RECIPE, because of --url" if with_url else "a RECIPE and one QUESTION"
         raise click.UsageError(f"give {wanted}; put quotation marks around a question of several words")
     return recipe, sys.stdin.read() if question == "-" else question
 

@@ -27,7 +27,7 @@ def _plan_faults(arguments: Mapping[str, Any], settings: TuneSettings) -> Iterat
         from pipeline.bench.tune.run import SearchPlan
         from pipeline.bench.tune.search_space import fixed_values
     except ImportError as error:
-        raise missing("tuning", error, "tune", "bench") from error
+        raise missing("tuning", error, "bench") from error
     fixed = [value for _, value in fixed_values(settings.study.fix) if value]
     recipe = recipe_of(arguments["recipe"], (*arguments["overrides"], *fixed), open_store())
     try:
@@ -57,9 +57,10 @@ def command(
 ) -> None:
     """Try values of RECIPE on a real server, and write the better ones as a new recipe beside it.
 
-    The first trial is the recipe as it is; the next are what the plan forecasts best; then Optuna proposes. What the
-    plan refuses is not built. The best trial is measured again beside the recipe, in turns, and recommended if it is
-    clearly better; else the advice is to keep what there is. A search that was interrupted goes on where it was.
+    The first trial is the recipe as it is; the next are what the plan forecasts best; then a model of the trials
+    proposes. What the plan refuses is not built. The best trial is measured again beside the recipe, in turns, and
+    recommended if it is clearly better; else the advice is to keep what there is. A search that was interrupted goes on
+    where it was.
 
     \b
     pipeline tune tiny-cpu --set slo.itl_p95_ms=50

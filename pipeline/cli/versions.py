@@ -70,9 +70,12 @@ def command(
     pipeline versions 1.2.1 --gpu b200-sxm-180g --quantization int4_awq
     pipeline versions --runtime pytorch --model GptOssForCausalLM
     """
+    from pipeline.contracts.gpus import gpu as find_gpu
     from pipeline.plan.compatibility import check_compatibility
     from pipeline.prepare.model_probe import find_architecture
 
+    if gpu is not None:
+        find_gpu(gpu)  # refuses an unknown name once, not for each release
     architecture, published = find_architecture(model, open_store()) if model is not None else (None, "none")
     form = published if quantization == "none" else quantization
     combining = gpu or architecture or quantization != "none" or kv_cache != "auto" or (version and runtime)

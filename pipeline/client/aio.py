@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Self, Unpack
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from pipeline.client.aio_reads import MessageReads
 from pipeline.client.answer import Answer, Chunk
 from pipeline.client.base import CLOSE_TIMEOUT_S, ClientBase, StreamBase
 from pipeline.client.discovery import Servers
@@ -209,9 +210,16 @@ class AsyncStream(StreamBase):
     """The chunks of one answer, made by `AsyncClient.stream`. Read by one task.
 
     Reading raises the errors of `AsyncClient.generate`.
+
+    Attributes:
+        take_chunk: called in the event loop with each chunk but the last, while the task waits for it; whether it takes
+            the chunk, which the task then does not get: that is cheaper than to wake a task. What it raises, reading
+            raises. None: the task gets all chunks.
     """
 
+    take_chunk: Callable[[Chunk], bool] | None = None
     _client: AsyncClient
+    _chunk: Chunk | None = None
     _alarm: asyncio.TimerHandle | None = None
     # By the loop's clock.
     _deadline = math.inf
@@ -245,37 +253,34 @@ class AsyncStream(StreamBase):
         state = self._state
         while not state.finished:
             try:
-                chunk = state.receive(await self._read())
+                return await self._next_chunk()
             except ClientError as error:
                 await asyncio.sleep(self._count_failed_attempt(error))
                 if self._aborted is not None:
                     raise self._aborted from None
                 self._start_attempt()
                 state = self._state
-                continue
-            if chunk is not None:
-                assert self._endpoint is not None, "it sent the chunk"
-                self._endpoint.last_chunk_at = time.monotonic()
-                return chunk
         raise StopAsyncIteration
 
     async def _read_to_end(self) -> None:
         """Read what comes after the answer is complete, or was ended; not for long."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while await _CancellableRead(self._call, self._call.cancel) is not grpc.aio.EOF:
-                    pass
+                await MessageReads(
+                    self._call, self._call.cancel, self._loop, lambda message: message is not grpc.aio.EOF
+                )
         except (grpc.RpcError, TimeoutError):
             pass
         except asyncio.CancelledError:
             if _task_is_cancelled():
                 raise
 
-    async def _read(self) -> pb.ModelStreamInferResponse:
+    async def _next_chunk(self) -> Chunk:
+        """Wait for the next chunk that `take_chunk` does not take, or the last."""
         state = self._state
         self._set_deadline(self._read_timeout_s)
         try:
-            message = await _CancellableRead(self._call, self._end_early)
+            message = await MessageReads(self._call, self._end_early, self._loop, self._take)
         except asyncio.CancelledError:
             if self._aborted is None or _task_is_cancelled():
                 raise
@@ -288,7 +293,23 @@ class AsyncStream(StreamBase):
             raise self._aborted
         if message is grpc.aio.EOF:
             raise state.ended_early()
-        return message
+        chunk, self._chunk = self._chunk, None
+        assert chunk is not None, "it was not taken"
+        return chunk
+
+    def _take(self, message: Any) -> bool:
+        """Take in a message, and wait for the next if it brings nothing that the task has to see."""
+        if self._aborted is not None or message is grpc.aio.EOF:
+            return False
+        chunk = self._state.receive(message)
+        if chunk is not None:
+            assert self._endpoint is not None, "it sent the chunk"
+            self._endpoint.last_chunk_at = time.monotonic()
+            if chunk.finish_reason is not None or self.take_chunk is None or not self.take_chunk(chunk):
+                self._chunk = chunk
+                return False
+        self._set_deadline(self._read_timeout_s)
+        return True
 
     def _end_early(self) -> None:
         if self._patience is not None:
@@ -335,54 +356,3 @@ def _task_is_cancelled() -> bool:
     """Whether a CancelledError is that of the task, and not that of a call which this side has cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-class _CancellableRead:
-    """Awaits the next message of a call. A cancellation has the call end, and is raised when the read has ended.
-
-    Were the read itself cancelled, grpc.aio would never free what it reads into: 1 KiB and more, each time that a task
-    is cancelled in a stream (grpc/grpc#43360, seen with 1.85). So it stands between the task and the future that the
-    read waits for: it is a future as asyncio's tasks take it (`asyncio.isfuture`), but a cancellation goes no further.
-    """
-
-    __slots__ = ("_asyncio_future_blocking", "_call", "_cancelled", "_end_call", "_future")
-
-    def __init__(self, call: Any, end_call: Callable[[], object]) -> None:
-        self._call, self._end_call, self._cancelled = call, end_call, False
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        steps = self._call.read()
-        try:
-            self._future = steps.send(None)
-            while True:
-                # As a task does with a future that it waits for itself.
-                self._future._asyncio_future_blocking = False
-                self._asyncio_future_blocking = True
-                try:
-                    yield self
-                except Exception as error:
-                    self._future = steps.throw(error)
-                else:
-                    self._future = steps.send(None)
-        except StopIteration as ended:
-            message = ended.value
-        except grpc.RpcError:
-            if not self._cancelled:
-                raise
-        finally:
-            steps.close()
-        if self._cancelled:
-            raise asyncio.CancelledError
-        return message
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        loop: asyncio.AbstractEventLoop = self._future.get_loop()
-        return loop
-
-    def add_done_callback(self, callback: Any, *, context: Any = None) -> None:
-        self._future.add_done_callback(callback, context=context)
-
-    def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
-        self._cancelled = True
-        self._end_call()
-        return True

@@ -96,7 +96,7 @@ class Endpoint:
     Attributes:
         url: host:port.
         channel: a channel of `grpc` or `grpc.aio`.
-        infer: ModelStreamInfer.
+        infer: ModelStreamInfer; its responses are bytes, most of which are never parsed.
         config: ModelConfig.
         ready: ModelReady.
         outstanding: requests in flight.
@@ -125,14 +125,14 @@ class Endpoint:
             return kind(
                 _SERVICE + name,
                 request_serializer=request.SerializeToString,
-                response_deserializer=reply.FromString,
+                response_deserializer=None if reply is None else reply.FromString,
             )
 
         unary, stream = channel.unary_unary, channel.unary_stream
         return cls(
             url,
             channel,
-            infer=method(stream, "ModelStreamInfer", pb.ModelInferRequest, pb.ModelStreamInferResponse),
+            infer=method(stream, "ModelStreamInfer", pb.ModelInferRequest, None),
             config=method(unary, "ModelConfig", pb.ModelConfigRequest, pb.ModelConfigResponse),
             ready=method(unary, "ModelReady", pb.ModelReadyRequest, pb.ModelReadyResponse),
         )

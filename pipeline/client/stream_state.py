@@ -34,6 +34,7 @@ from pipeline.client.errors import (
     error_from_status,
     lost,
 )
+from pipeline.client.layout import MessageLayout
 from pipeline.client.log_probs import TopLogProbsRequest, read_rows
 from pipeline.client.request import (
     ARRIVAL,
@@ -50,7 +51,19 @@ from pipeline.client.request import (
 )
 from pipeline.client.tensors import ModelSignature, decode_bytes, decode_numbers
 
-_FINAL = "triton_final_response"
+_FINAL, _TEXT, _OUTPUT_COUNT = "triton_final_response", "text_output", "num_output_tokens"
+# Outputs whose contents alone do not say enough, or that only few messages have.
+_PARSED = frozenset(
+    (
+        LOG_PROBS,
+        LOG_PROB_ROWS,
+        LOG_PROB_ROWS_IDS,
+        LOGITS,
+        PROMPT_LOG_PROBS,
+        PROMPT_LOG_PROBS_IDS,
+        "finish_reason",
+    )
+)
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
@@ -94,6 +107,9 @@ class StreamState:
         self._output_counts: list[bytes] = []
         self._output_count_type = ""
         self._server_reason = ""
+        # Of the last message that was parsed: what others are compared with, and its tensors' names and datatypes.
+        self._layout: MessageLayout | None = None
+        self._tensors: tuple[tuple[str, str], ...] = ()
         self._index = 0
         self._sent_at = time.perf_counter() if sent_at is None else sent_at
         # When responses with content came.
@@ -115,12 +131,43 @@ class StreamState:
         """The text so far."""
         return "".join(self._texts)
 
-    def receive(self, message: pb.ModelStreamInferResponse) -> Chunk | None:
-        """Take in a message; return its chunk, or None if it brings nothing new.
+    def receive(self, raw: bytes) -> Chunk | None:
+        """Take in a message, a `ModelStreamInferResponse`; return its chunk, or None if it brings nothing new.
 
         Raises:
             ClientError: the server reports an error.
         """
+        layout = self._layout
+        if layout is not None and (contents := layout.contents(raw)) is not None:
+            return self._receive_alike(contents)
+        message = pb.ModelStreamInferResponse.FromString(raw)
+        chunk = self._receive_parsed(message)
+        if not self.finished:
+            tensors = {tensor.name: tensor.datatype for tensor in message.infer_response.outputs}
+            if tensors.keys().isdisjoint(_PARSED):
+                self._layout, self._tensors = MessageLayout.of(raw, message), tuple(tensors.items())
+        return chunk
+
+    def _receive_alike(self, contents: Sequence[bytes]) -> Chunk | None:
+        """Take in the contents of a message like the one before, which is not the last and has no error."""
+        self._times.append(time.perf_counter())
+        text, token_ids = "", None
+        for (name, datatype), raw in zip(self._tensors, contents, strict=True):
+            if name == _TEXT:
+                text = self._new_text(raw)
+            elif name == TOKEN_IDS:
+                token_ids = self._new_token_ids(datatype, raw)
+            elif name == _OUTPUT_COUNT:
+                self._output_counts.append(raw)
+            else:
+                self._counts[name] = (datatype, raw)
+        if not text and not token_ids:
+            return None
+        self._texts.append(text)
+        self._index += 1
+        return Chunk(text, self._index - 1, None, token_ids)
+
+    def _receive_parsed(self, message: pb.ModelStreamInferResponse) -> Chunk | None:
         response = message.infer_response
         if message.error_message:
             # Messages that come from a model have the mark, set or not; those of Triton's admission have none.
@@ -141,7 +188,7 @@ class StreamState:
         prompt_log_probs: PromptLogProbs | None = None
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
             name = tensor.name
-            if name == "text_output":
+            if name == _TEXT:
                 text = self._new_text(raw)
             elif name == LOG_PROBS:
                 log_probs = decode_numbers(tensor.datatype, raw)
@@ -151,13 +198,10 @@ class StreamState:
             elif name == LOGITS:
                 logits = tensor.datatype, raw
             elif name == TOKEN_IDS:
-                token_ids = tuple(int(token) for token in decode_numbers(tensor.datatype, raw))
-                if self._model.cumulative:
-                    token_ids = token_ids[len(self._token_ids) :]
-                self._token_ids += token_ids
+                token_ids = self._new_token_ids(tensor.datatype, raw)
             elif name == "finish_reason":
                 self._server_reason = b"".join(decode_bytes(raw)).decode(errors="replace")
-            elif name == "num_output_tokens":
+            elif name == _OUTPUT_COUNT:
                 self._output_counts.append(raw)
                 self._output_count_type = tensor.datatype
             elif name in (PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS):
@@ -276,6 +320,13 @@ class StreamState:
             top_log_probs=((), *(row[1:] for row in rows[1:])),
         )
         return self._prompt_log_probs
+
+    def _new_token_ids(self, datatype: str, raw: bytes) -> tuple[int, ...]:
+        token_ids = tuple(int(token) for token in decode_numbers(datatype, raw))
+        if self._model.cumulative:
+            token_ids = token_ids[len(self._token_ids) :]
+        self._token_ids += token_ids
+        return token_ids
 
     def _new_text(self, raw: bytes) -> str:
         values = decode_bytes(raw)

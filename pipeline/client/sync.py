@@ -175,13 +175,13 @@ class Stream(StreamBase):
                 return chunk
         raise StopIteration
 
-    def _read(self) -> pb.ModelStreamInferResponse:
+    def _read(self) -> bytes:
         deadlines, state = self._client._deadlines, self._state
         deadlines.set(self, self._read_timeout_s)
         try:
             if self._aborted is not None:
                 raise self._aborted
-            message: pb.ModelStreamInferResponse = next(self._call)
+            message: bytes = next(self._call)
         except StopIteration:
             raise self._aborted or state.ended_early() from None
         except grpc.RpcError as error:

@@ -105,8 +105,9 @@ def gpu(name: str) -> Gpu:
     if name in known:
         return known[name]
     same_chip = [other for other in known if other.startswith(name.split("-")[0] + "-")]
-    near = same_chip or difflib.get_close_matches(name, known, n=4, cutoff=0.5) or list(known)
-    raise UserError(f"GPU {name} is not known; known: {', '.join(near)}")
+    near = same_chip or difflib.get_close_matches(name, known, n=4, cutoff=0.5)
+    listed = f"near: {', '.join(near)}" if near else f"known: {', '.join(known)}"
+    raise UserError(f"GPU {name} is not known; {listed}")
 
 
 def gpu_rates(name: str) -> GpuRates:

@@ -73,9 +73,9 @@ def unknown_version(version: str, versions: Sequence[str]) -> UserError:
     The version before is a stable release, with the candidates between it and the version.
 
     >>> print(unknown_version("0.21.0", ("1.0.0", "1.1.0")), unknown_version("1.0.5", ("1.0.0", "1.1.0")), sep="; ")
-    TensorRT-LLM 0.21.0 is not supported; the oldest is 1.0.0; TensorRT-LLM 1.0.5 is not known; known: 1.0.0, 1.1.0
+    TensorRT-LLM 0.21.0 is not supported; the oldest is 1.0.0; TensorRT-LLM 1.0.5 is not known; near: 1.0.0, 1.1.0
     >>> print(unknown_version("2.0.0", ("1.0.0", "1.1.0", "1.2.0rc3")))
-    TensorRT-LLM 2.0.0 is not known; known: 1.1.0, 1.2.0rc3
+    TensorRT-LLM 2.0.0 is not known; near: 1.1.0, 1.2.0rc3
     """
     before = [known for known in versions if precedes(known, version)]
     if not before:
@@ -83,4 +83,4 @@ def unknown_version(version: str, versions: Sequence[str]) -> UserError:
     stable = [number for number, known in enumerate(before) if not is_candidate(known)]
     near = before[stable[-1] if stable else -1 :]
     after = [known for known in versions if precedes(version, known)][:1]
-    return UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(near + after)}")
+    return UserError(f"TensorRT-LLM {version} is not known; near: {', '.join(near + after)}")

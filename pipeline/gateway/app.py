@@ -10,12 +10,14 @@ import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
 from socket import socket
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pipeline.gateway.access_log import AccessLog, log_request
@@ -48,6 +50,9 @@ from pipeline.gateway.web import (
     with_azure_paths,
     with_cors,
 )
+
+# Characters of an unknown path that are compared with known ones.
+_LONGEST_PATH = 100
 
 # In the order in which they are matched, and described at /openapi.json.
 _FAMILIES: Sequence[type[EndpointFamily]] = (
@@ -178,7 +183,16 @@ async def _internal_error(request: Request, _: Exception) -> Response:
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
-    text = f"Unknown request URL: {request.method} {request.url.path}"
+    path = request.url.path
+    text = f"Unknown request URL: {request.method} {path}"
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    paths = {route.path for route in routes}
+    methods = {name for route in routes if route.path == path for name in route.methods or ()}
+    near = [f"/v1{path}"] if f"/v1{path}" in paths else get_close_matches(path[:_LONGEST_PATH], paths, n=1)
+    if methods:
+        text += f"; this path takes {', '.join(sorted(methods - {'HEAD'}))}"
+    elif near:
+        text += f"; did you mean {near[0]}?"
     return error_response(request.scope, ApiError(404, text, code="unknown_url"))
 
 

@@ -40,8 +40,12 @@ def _parse_endpoint(text: str) -> tuple[str, str]:
 class ListenSettings(Settings):
     """Address of a gateway, and who may use it."""
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8080, description="Port to listen on; 0 takes a free one.")
+    host: Annotated[str, Option(metavar="ADDRESS")] = Field(
+        default="127.0.0.1", description="Address to listen on."
+    )
+    port: Annotated[int, Option(metavar="PORT")] = Field(
+        default=8080, description="Port to listen on; 0 takes a free one."
+    )
     keys: Annotated[FilePath | None, Option(metavar="FILE")] = Field(
         default=None,
         description="Tenants with their API keys and limits (YAML); without it no key is needed.",

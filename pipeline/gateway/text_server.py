@@ -275,7 +275,7 @@ def _resolve(schema: Any, reference: str) -> Any:
 
 def _describe(error: jsonschema.ValidationError) -> str:
     """Describe an error without the meta-schema's own alternatives."""
-    return f"{error.instance!r} is nothing that may stand here" if error.context else str(error.message)
+    return f"{error.instance!r} is not allowed here" if error.context else str(error.message)
 
 
 def _short(text: str) -> str:

@@ -98,8 +98,8 @@ class InitSettings(Settings):
     )
     runtime: Literal["cpu", "tensorrt", "pytorch"] | None = Field(
         default=None,
-        description="By default cpu without a GPU, else pytorch (the LLM API, the half that lives). tensorrt (engines) "
-        "is frozen at 1.2.1.",
+        description="By default cpu without a GPU, else pytorch (the LLM API). tensorrt builds engines, which upstream "
+        "has frozen at 1.2.1.",
     )
     name: Annotated[str | None, Option(metavar="NAME")] = Field(
         default=None, description="Name of the deployment; by default that of the model."

@@ -69,7 +69,7 @@ def probe_models(
         if probe is not None:
             probes[role] = probe
     if faults:
-        raise InvalidInput(f"{recipe.name}: models whose memory cannot be planned", faults)
+        raise InvalidInput(f"{recipe.name}: models that cannot be read", faults)
     return probes
 
 

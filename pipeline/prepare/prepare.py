@@ -157,7 +157,7 @@ def prepare(
         SourceError: A checkpoint cannot be had.
     """
     facts = read_recipe_facts(recipe)
-    refuse(recipe, allow(facts.findings(), allowed))
+    refuse(recipe, allow(with_folder_problems(facts).findings(), allowed))
     prepared = plan_build(facts, store, offline=offline, progress=progress, allowed=allowed)
     for line in finding_lines(prepared.findings):
         (progress or Silent()).say(line)

@@ -36,7 +36,7 @@ from pipeline.prepare.facts import (
     serving_memory_bytes,
 )
 from pipeline.prepare.model_probe import ModelProbe, probe_models
-from pipeline.prepare.prepare import plan_build
+from pipeline.prepare.prepare import check_recipe, plan_build
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime, Recipe, RecipeProvenance, load_recipe
 from pipeline.sources import is_offline
@@ -195,6 +195,7 @@ def _probes(
     try:
         return probe_models(recipe, store, offline=offline, progress=progress)
     except InvalidInput:
+        check_recipe(recipe)  # refuses a folder that is missing together with everything else
         raise
     except UserError as error:
         unknown["memory"] = str(error)

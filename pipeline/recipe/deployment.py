@@ -65,8 +65,8 @@ class GatewaySection(RecipeSection):
     max_wait_s: float = Field(
         default=30.0,
         ge=0,
-        description="Seconds that a request waits while a model is not ready, because its server is started again "
-        "for example; then it is answered by 503.",
+        description="Seconds that a request waits while a model is not ready, such as during a restart of its server; "
+        "then it is answered by 503.",
     )
     idle_timeout_s: float = Field(
         default=60.0,
@@ -89,16 +89,15 @@ class GatewaySection(RecipeSection):
     )
     spread: Spread = Field(
         default="affinity",
-        description="Server, of several, that gets a request. affinity: all turns of a conversation go to the same "
-        "one, which has their KV cache, unless it has more than twice its share of the requests in flight. "
-        "least-load: the one with the fewest requests in flight.",
+        description="How requests are spread over several servers. affinity: all turns of a conversation go to the "
+        "server that has their KV cache, unless it has more than twice its share of the requests in flight. "
+        "least-load: to the server with the fewest requests in flight.",
     )
     limits_redis: RedisUrl | None = Field(
         default=None,
-        description="Redis or Valkey server of a deployment with several gateways: those with the same one share the "
-        "requests and tokens that a tenant may use in a minute, its requests at once, and stored responses; by default "
-        "$PIPELINE_LIMITS_REDIS. Password: $PIPELINE_CACHE_PASSWORD. While it does not answer, each gateway counts by "
-        "itself. Files and batches then need PostgreSQL (cache.backend), or batch_folder.",
+        description="Redis or Valkey server in which several gateways share limits of tenants and stored responses; by "
+        "default $PIPELINE_LIMITS_REDIS. Password: $PIPELINE_CACHE_PASSWORD. While it does not answer, each gateway "
+        "counts by itself. Files and batches then need PostgreSQL (cache.backend), or batch_folder.",
         examples=["redis://limits:6379/0"],
     )
     batch_folder: FilePlace | None = Field(
@@ -136,7 +135,7 @@ class GatewaySection(RecipeSection):
     traces: str | None = Field(
         default=None,
         min_length=1,
-        description="OTLP/HTTP receiver of spans, for Triton, too; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
+        description="OTLP/HTTP receiver of spans of the gateway and Triton; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
         examples=["http://localhost:4318"],
     )
     metric_names: tuple[MetricNames, ...] = Field(
@@ -180,18 +179,16 @@ class TritonSection(RecipeSection):
         Annotated[str, *matching(r"[1-9]\d*[KMGT]", "write a number and K, M, G or T, like 64G")] | None
     ) = Field(
         default=None,
-        description="Most host memory that Triton may take in what `pipeline deploy` writes; by default all, and in a "
-        "cluster what the weights need.",
+        description="Limit of Triton's host memory in files of `pipeline deploy`; by default none, and in a cluster "
+        "what the weights need.",
         examples=["64G"],
     )
     start_timeout_s: float | None = Field(
         default=None,
         ge=1,
-        description="Give up when it is not ready by then; by default 120, and more for large models.",
+        description="Time limit of a start; by default 120 s, and more for large models.",
     )
-    pull_timeout_s: float = Field(
-        default=3600.0, gt=0, description="Time in which an image must have been pulled."
-    )
+    pull_timeout_s: float = Field(default=3600.0, gt=0, description="Time limit for pulling an image.")
     health_interval_s: float = Field(
         default=1.0, ge=0, description="Time between checks by inference; 0: none."
     )
@@ -204,10 +201,10 @@ class TritonSection(RecipeSection):
     max_restarts: int = Field(
         default=5,
         ge=0,
-        description="Restarts of what died or hung within the window; after them it is tried again about once a "
-        "minute, and all else goes on.",
+        description="Restarts of Triton, and of the gateway, within restart_window_s; after more it is tried again "
+        "about once a minute.",
     )
-    restart_window_s: float = Field(default=300.0, ge=0, description="Failures that are older do not count.")
+    restart_window_s: float = Field(default=300.0, ge=0, description="Time for which failures count.")
     log: FilePlace | None = Field(
         default=None,
         strict=False,
@@ -273,7 +270,7 @@ class KubernetesSection(RecipeSection):
         | None
     ) = Field(
         default=None,
-        description="Way in for them: an Ingress of this class, or an HTTPRoute of this Gateway.",
+        description="Access from outside: an Ingress of this class, or an HTTPRoute of this Gateway.",
         examples=["ingress:nginx", "gateway:infra/web"],
     )
     packages: (
@@ -289,7 +286,9 @@ class KubernetesSection(RecipeSection):
         examples=["s3://models/packages"],
     )
     storage_class: str | None = Field(
-        default=None, min_length=1, description="Class of that volume; by default the cluster's own."
+        default=None,
+        min_length=1,
+        description="Storage class of the packages' volume; by default the cluster's own.",
     )
     build_image: str | None = Field(
         default=None, min_length=1, description="Image of the Job that builds the package."

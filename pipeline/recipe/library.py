@@ -42,7 +42,7 @@ def find_recipe(path_or_name: str) -> Path:
         fix = f"near: {', '.join(str(path.parent / name) for name in beside)}" if beside else ""
         fix = fix or (f"a packaged recipe is called {near[0]}" if near else "")
         raise _not_found(path_or_name, "there is no such file", fix)
-    known = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    known = f"did you mean {' or '.join(near)}?" if near else "`pipeline recipes ls` lists the packaged ones"
     raise _not_found(path_or_name, "is neither a packaged recipe nor a file", known)
 
 

@@ -153,7 +153,7 @@ class Recipe(RecipeSection):
     )
     cache: CacheSettings = Field(default_factory=CacheSettings, description="The response cache.")
     gateway: GatewaySection = Field(
-        default_factory=GatewaySection, description="The OpenAI API in front of it."
+        default_factory=GatewaySection, description="The OpenAI API in front of Triton."
     )
     triton: TritonSection = Field(
         default_factory=TritonSection, description="How Triton is started and watched."

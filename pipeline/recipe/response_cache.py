@@ -92,8 +92,8 @@ class SemanticSettings(RecipeSection):
     guards: tuple[GuardName, ...] | None = Field(
         default=None,
         description="Guards that forbid a hit whatever the score: other numbers and codes, other names, negation, and "
-        "words that differ by accents, which the encoder does not see. All without it, none with []. "
-        "`pipeline cache tune` tells which may be left out.",
+        "words that differ by accents, which the encoder does not see. By default all; [] is none. "
+        "`pipeline cache tune` says which may be left out.",
         examples=[["numbers", "names", "accents"]],
         strict=False,
     )
@@ -149,12 +149,12 @@ class RedactionPattern(RecipeSection):
 
 
 class RedactionSettings(RecipeSection):
-    """Finds that keep an answer from being stored: nothing is blacked out."""
+    """Rules that keep an answer from being stored; nothing is blacked out."""
 
     kinds: tuple[Kind, ...] = Field(
         default=("key", "e-mail", "card", "iban", "national_id", "phone"),
-        description="Known kinds of such things: keys, tokens and passwords in the forms in which they are issued; "
-        "addresses; payment cards; bank accounts; numbers that states give to persons; telephone numbers.",
+        description="Kinds to look for: keys, tokens and passwords; e-mail addresses; payment cards; bank accounts; "
+        "national ids; telephone numbers.",
         strict=False,
     )
     phone_regions: tuple[Region, ...] | None = Field(
@@ -164,7 +164,7 @@ class RedactionSettings(RecipeSection):
         examples=[["GB", "IE"]],
         strict=False,
     )
-    patterns: tuple[RedactionPattern, ...] = Field(default=(), description="More of them.", strict=False)
+    patterns: tuple[RedactionPattern, ...] = Field(default=(), description="Further patterns.", strict=False)
 
 
 class EncryptionSettings(RecipeSection):
@@ -234,13 +234,13 @@ class CacheSettings(RecipeSection):
         default=0,
         ge=0,
         le=10,
-        description="How slowly an answer is replayed: 0 is at once, 1 as it once came.",
+        description="Pace of a replayed answer: 0 is at once, 1 the original pace.",
     )
     redaction: RedactionSettings = Field(
         default_factory=RedactionSettings, description="Answers that are never kept."
     )
     encryption: EncryptionSettings | None = Field(
-        default=None, description="Encryption at rest; without it, where PIPELINE_CACHE_KEY is set."
+        default=None, description="Encryption at rest; by default, if PIPELINE_CACHE_KEY is set."
     )
     semantic: SemanticSettings | None = Field(default=None, description="Semantic lookup; off without it.")
     backend: Annotated[SqliteSettings | RedisSettings | PgvectorSettings, Field(discriminator="kind")] = (

@@ -89,8 +89,8 @@ class TensorRTRuntime(_GpuRuntime):
     build_flags: tuple[str, ...] = Field(
         default=(),
         strict=False,
-        description="Flags of trtllm-build for the target's engine that nothing else here decides: name=value, "
-        "or the name alone of a flag without a value.",
+        description="Further flags of trtllm-build for the target's engine, which no other key sets: name=value, or "
+        "the name alone of a flag without a value.",
         examples=[["reduce_fusion=enable", "user_buffer=enable", "fast_build"]],
     )
 
@@ -145,8 +145,8 @@ class PyTorchRuntime(_GpuRuntime):
     )
     llm_args: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="Arguments of the LLM API that nothing else here decides, under upstream's names; the plan counts "
-        "a few of them, and names the others.",
+        description="Further arguments of the LLM API, which no other key sets, under upstream's names; the plan "
+        "counts a few of them, and names the others.",
         examples=[{"moe_config": {"backend": "TRTLLM"}, "stream_interval": 20}],
     )
 

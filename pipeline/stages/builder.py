@@ -96,11 +96,11 @@ class Builder:
         if package is None or not self.store.use(package):
             build = shlex.join(("pipeline", "build", *recipe.build_words, *self.store.words))
             raise UserError(
-                f"{recipe.name} is not built as its recipe says now; run {build}, or serve --build"
+                f"{recipe.name} is not built as its recipe says now; run {build}, or give --build"
             )
         evaluation = plan["evaluate"].key if "evaluate" in plan else None
         if evaluation is not None and (found := self.store.find(evaluation)) is not None:
-            hold_to_gate(recipe, found, self.store, self.progress)
+            hold_to_gate(recipe, found, self.store, Silent())
         return package
 
     def _realize(self, name: str) -> Artifact:

@@ -97,7 +97,7 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
         outcomes = {one.settings["limits.max_concurrency"]: one for one in study.records()}
         assert outcomes[64].outcome == "failed"
         assert outcomes[64].reason == "out of memory"
-        assert outcomes[8].values == (130.0,)
+        assert outcomes[8].values == {"throughput": 130.0}
         advice = conclude(study, recipe, options, pairs=3, runner=None, say=print).recommendation
         assert advice.verdict == "none yet"
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from optuna.storages import RDBStorage
 
 from pipeline.bench.load_settings import Load
 from pipeline.bench.tune.conclusion import conclude
+from pipeline.bench.tune.objective import Score, TrialRecord
 from pipeline.bench.tune.report import TuneReport, best_of
 from pipeline.bench.tune.search import SearchOptions, search, trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Settings, draft_lengths, lengths_of, search_space
 from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.study import TuneStudy, open_study
 from pipeline.bench.tune.surrogate import Tried, propose
-from pipeline.bench.tune.trial import TrialRecord
 from pipeline.errors import ServerError, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.store import Store
@@ -91,7 +88,7 @@ def test_the_optimum_is_found_within_the_trials(space: SearchSpace, tmp_path: Pa
         records = search(study, runner, SearchOptions(LOADS, trials=12), ignore)
     best = best_of(records, ("throughput",))
     assert best is not None
-    assert best.values[0] >= 103
+    assert best.values["throughput"] >= 103
     assert records[0].settings == space.own
     assert len(runner.served) == 12
     assert len({tuple(sorted(space.overrides(one))) for one in runner.served}) == 12
@@ -114,34 +111,8 @@ def test_a_search_that_was_killed_goes_on_as_if_nothing_had_happened(
     assert len(second.served) == 6 - dies_after
 
 
-def test_a_kill_as_settings_are_drawn_loses_none_of_them(
-    space: SearchSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Optuna writes the settings of a trial down one by one."""
-    draw, drawn = RDBStorage._set_trial_param, []
-
-    def die_at_the_second(*arguments: Any) -> None:
-        if drawn:
-            raise KeyboardInterrupt
-        drawn.append(arguments)
-        draw(*arguments)
-
-    with monkeypatch.context() as patch, study_of(tmp_path, space) as study:
-        study.propose(space.own, "recipe")
-        patch.setattr(RDBStorage, "_set_trial_param", die_at_the_second)
-        with pytest.raises(KeyboardInterrupt):
-            study.next()
-    with study_of(tmp_path, space) as study:
-        assert study.records() == []
-        first = study.next()
-        assert first is not None
-        assert (first.settings, first.origin) == (space.own, "recipe")
-    with study_of(tmp_path, space) as study:
-        assert [one.settings for one in study.planned()] == [space.own]
-
-
 def without_clock(one: TrialRecord) -> TrialRecord:
-    return replace(one, seconds={})
+    return one.model_copy(update={"seconds": {}})
 
 
 def test_figures_that_were_kept_before_a_kill_are_not_measured_again(
@@ -155,7 +126,26 @@ def test_figures_that_were_kept_before_a_kill_are_not_measured_again(
         study.keep(trial_name(pending.number), result("tiny-cpu", [level(LOADS[0], Fake(77.0))]))
         records = search(study, runner, SearchOptions(LOADS, trials=3), ignore)
     assert runner.served == []
-    assert records[-1].values == (77.0,)
+    assert records[-1].values == {"throughput": 77.0}
+
+
+def test_a_trial_behind_the_median_of_others_is_stopped_where_more_loads_would_follow(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    with study_of(tmp_path, space) as study:
+        for worth in (10.0, 20.0, 30.0, 40.0):
+            trial = study.next()
+            assert trial is not None
+            assert not study.is_behind(trial.number, worth, stoppable=True)
+            study.finish(trial.number, "measured", score=Score(values={"throughput": worth}))
+        behind, ahead = study.next(), study.next()
+        assert behind is not None
+        assert ahead is not None
+        assert not study.is_behind(behind.number, 20.0, stoppable=False)
+    with study_of(tmp_path, space) as study:
+        assert study.planned()[0].worths == (20.0,)
+        assert not study.is_behind(ahead.number, 30.0, stoppable=True)
+        assert study.is_behind(study.next().number, 20.0, stoppable=True)  # type: ignore[union-attr]
 
 
 def test_a_search_can_be_prolonged(space: SearchSpace, tmp_path: Path) -> None:
@@ -250,7 +240,7 @@ def test_the_best_forecasts_of_the_plan_are_tried_after_the_recipe(
     with study_of(tmp_path, space) as study:
         records = search(study, runner, SearchOptions(LOADS, trials=3), ignore)
     assert [one.origin for one in records] == ["recipe", "forecast", "forecast"]
-    assert min(one.values[0] for one in records[1:]) > records[0].values[0]
+    assert min(one.values["throughput"] for one in records[1:]) > records[0].values["throughput"]
 
 
 def test_two_searches_for_one_answer_do_not_run_at_once(space: SearchSpace, tmp_path: Path) -> None:

@@ -46,6 +46,20 @@ def commands(tmp_path: Path, run: Run) -> Commands:
     return Commands(tmp_path, run)
 
 
+def test_a_missing_folder_and_an_unknown_gpu_are_told_together(commands: Commands) -> None:
+    shutil.rmtree(commands.checkpoint)
+    commands.recipe.write_text(
+        commands.recipe.read_text().replace(
+            "{kind: cpu, threads: 1}", "{kind: pytorch, version: 1.2.1, gpu: h100}"
+        )
+    )
+    for verb in ("plan", "build"):
+        message = commands.refused(verb, str(commands.recipe))
+        assert "recipe.yaml: 2 faults" in message
+        assert "there is no such folder [source.files]" in message
+        assert message.count("GPU h100 is not known; near: h100-sxm-80g") == 1
+
+
 def test_nothing_hangs_on_a_pipe_or_leaves_the_folder(commands: Commands) -> None:
     """A config.json that is a named pipe: today's commands wait for somebody who writes into it, for ever."""
     for name in ("config.json", "tokenizer_config.json"):

@@ -43,6 +43,16 @@ def test_the_help_names_every_command_in_whole_sentences() -> None:
         assert f"{name} {summary}" in shown
 
 
+def test_the_help_of_a_command_has_sections() -> None:
+    shown = run("serve", "--help")
+    titles = ["Recipe and build:", "Options:", "Output:", "Options of all commands:"]
+    assert [line for line in shown.splitlines() if line in titles] == titles
+    own, common = shown.split("Options of all commands:")
+    assert "--keys FILE" in own
+    assert "--store FOLDER" in common
+    assert "whoever copies its folder." in " ".join(run("store", "--help").split())
+
+
 def test_the_help_and_the_completion_of_a_command_import_no_command() -> None:
     code = """
 import sys

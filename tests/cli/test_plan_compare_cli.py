@@ -108,7 +108,7 @@ def test_a_plan_takes_lengths_prices_and_acceptance() -> None:
         (
             ("compare", "llama-3.1-8b-fp8", "--gpus", "h100-sxm-96g"),
             InvalidInput,
-            "is not known; known: h100-sxm",
+            "is not known; near: h100-sxm",
         ),
     ],
 )

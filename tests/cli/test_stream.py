@@ -128,7 +128,7 @@ def test_a_server_that_is_gone(run: Run, store: Path) -> None:
     ("words", "code", "message"),
     [
         (("--temperature", "-1"), 2, "--temperature = -1.0: must be at least 0"),
-        (("--model", "nope"), 1, "Request for unknown model: 'nope' is not found"),
+        (("--model", "nope"), 2, "Request for unknown model: 'nope' is not found"),
     ],
 )
 def test_refusals(run: Run, words: tuple[str, ...], code: int, message: str) -> None:

@@ -58,10 +58,16 @@ def test_one_release_and_one_runtime(run: Run) -> None:
     assert half("tensorrt") in candidate.out
 
 
+def test_an_unknown_gpu_is_refused_once(run: Run) -> None:
+    done = run("versions", "--gpu", "h100")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "pipeline: GPU h100 is not known; near: h100-sxm-80g, h100-pcie-80g, h100-nvl-94g\n"
+
+
 def test_an_unknown_release_names_near_ones(run: Run) -> None:
     done = run("versions", "1.2.3")
     assert done.code == 2
-    assert "TensorRT-LLM 1.2.3 is not known; known: " in done.err
+    assert "TensorRT-LLM 1.2.3 is not known; near: " in done.err
     assert "1.2.1" in done.err
 
 
@@ -74,14 +80,13 @@ def test_an_unknown_release_names_near_ones(run: Run) -> None:
         (("1.3.0rc29", "--runtime", "tensorrt"), 2, "with it: 1.0.0, 1.1.0, 1.2.0, 1.2.1. Engines"),
         (("1.4.0rc1", "--runtime", "pytorch", "--gpu", "b200-sxm-180g", "--quantization", "nvfp4"), 0,
          "yes, pipeline-triton:1.4.0rc1"),
-        (("2.0.0", "--runtime", "pytorch"), 2, "2.0.0 is not known; known: 1.2.1, 1.3.0rc29, 1.4.0rc1"),
+        (("2.0.0", "--runtime", "pytorch"), 2, "2.0.0 is not known; near: 1.2.1, 1.3.0rc29, 1.4.0rc1"),
         (("1.2.1", "--runtime", "tensorrt", "--gpu", "b200-sxm-180g", "--quantization", "int4_awq"), 2,
          "refuses INT4 AWQ weights on compute capability 10.0 to 11.9 [builder]"),
         (("1.2.1", "--gpu", "b200-sxm-180g", "--quantization", "int4_awq"), 0, "1.2.1 pytorch: yes"),
         (("1.2.1", "--gpu", "h100-sxm-80g", "--quantization", "nvfp4"), 2, "NVFP4 needs Blackwell"),
         (("1.2.1", "--gpu", "a100-sxm-80g", "--quantization", "fp8"), 2, "compute capability 8.9 or newer"),
         (("1.0.0", "--gpu", "b300-sxm-288g"), 2, "came with TensorRT-LLM 1.1.0"),
-        (("1.2.1", "--gpu", "h100"), 2, "GPU h100 is not known; known: h100-sxm-80g, h100-pcie-80g, h100-nvl-94g"),
         (("1.2.1", "--runtime", "tensorrt", "--quantization", "int4_awq", "--kv-cache", "fp8"), 0,
          "leaves no reuse, no chunked context and no draft"),
         (("9.9.9", "--runtime", "pytorch"), 2, "9.9.9 pytorch: no"),

@@ -60,7 +60,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def receive_all(state: StreamState, messages: list[pb.ModelStreamInferResponse]) -> list[Chunk]:
-    received = [state.receive(entry) for entry in messages]
+    received = [state.receive(entry.SerializeToString()) for entry in messages]
     return [chunk for chunk in received if chunk is not None]
 
 
@@ -97,9 +97,9 @@ def test_cumulative_text_becomes_the_same_chunks(text: str, cuts: list[int], mar
 
 def test_a_model_that_does_not_accumulate_as_it_says_is_found_out() -> None:
     state = new_state(cumulative=True)
-    state.receive(message(b"Hello"))
+    state.receive(message(b"Hello").SerializeToString())
     with pytest.raises(ServerFailed, match="does not repeat the text so far"):
-        state.receive(message(b" world"))
+        state.receive(message(b" world").SerializeToString())
 
 
 def test_the_llmapi_model_accumulates_and_tells_the_reason() -> None:
@@ -143,7 +143,7 @@ def test_without_any_count_nothing_is_claimed() -> None:
 
 def test_held_back_text_counts_as_a_token_but_gives_no_chunk() -> None:
     state = new_state()
-    assert state.receive(message(b"")) is None
+    assert state.receive(message(b"").SerializeToString()) is None
     assert state.started
     assert state.stats().ttft_ms is not None
 
@@ -176,7 +176,7 @@ def test_errors_in_messages(text: str, marked: bool, kind: type[ClientError]) ->
         error.infer_response.parameters["triton_final_response"].bool_param = True
     state = new_state()
     with pytest.raises(kind) as caught:
-        state.receive(error)
+        state.receive(error.SerializeToString())
     assert "\n" not in str(caught.value)
     assert caught.value.request_id == "r1"
     assert state.stats().total_ms is not None

@@ -57,7 +57,7 @@ def test_support(
 
 def test_an_unknown_gpu_names_those_of_the_chip() -> None:
     with pytest.raises(
-        UserError, match="h100-sxm-96g is not known; known: h100-sxm-80g, h100-pcie-80g, h100-nvl-94g"
+        UserError, match="h100-sxm-96g is not known; near: h100-sxm-80g, h100-pcie-80g, h100-nvl-94g"
     ):
         gpu("h100-sxm-96g")
 

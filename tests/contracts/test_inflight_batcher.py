@@ -72,7 +72,7 @@ def test_shapes_and_types_follow_the_version() -> None:
 
 
 def test_what_is_not_known_is_refused_with_what_is_near() -> None:
-    with pytest.raises(UserError, match=r"TensorRT-LLM 1\.2\.9 is not known; known: .*1\.2\.1"):
+    with pytest.raises(UserError, match=r"TensorRT-LLM 1\.2\.9 is not known; near: .*1\.2\.1"):
         tensors("ensemble", "1.2.9")
     with pytest.raises(UserError, match=r"preprocesing is not a model .* known: preprocessing"):
         tensors("preprocesing", "1.2.1")

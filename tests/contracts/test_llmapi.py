@@ -34,7 +34,7 @@ def test_settings_of_the_model() -> None:
 
 
 def test_an_unknown_version_names_its_neighbours() -> None:
-    with pytest.raises(UserError, match=r"1\.2\.7 is not known; known: 1\.2"):
+    with pytest.raises(UserError, match=r"1\.2\.7 is not known; near: 1\.2"):
         llmapi.tensors("1.2.7")
 
 

@@ -62,15 +62,15 @@ def test_a_container_whose_content_is_disputed_is_the_last_resort() -> None:
     [
         ("0.20.0", "pytorch", "0.20.0 is not supported; the oldest is 1.0.0$"),
         ("1.0.0rc1", "tensorrt", "1.0.0rc1 is not supported; the oldest is 1.0.0$"),
-        ("1.2.1.post1", "tensorrt", "1.2.1.post1 is not known; known: 1.2.1, 1.3.0rc29$"),
+        ("1.2.1.post1", "tensorrt", "1.2.1.post1 is not known; near: 1.2.1, 1.3.0rc29$"),
         (
             "1.3.0rc29",
             "tensorrt",
             "with it: 1.0.0, 1.1.0, 1.2.0, 1.2.1.*frozen: TensorRT-LLM 1.2.1 is the last",
         ),
-        ("1.3.0rc14", "pytorch", "1.3.0rc14 is not known; known: 1.2.1, 1.3.0rc29$"),
-        ("1.3.0", "pytorch", "1.3.0 is not known; known: 1.2.1, 1.3.0rc29, 1.4.0rc1$"),
-        ("2.0.0", "pytorch", "2.0.0 is not known; known: 1.2.1, 1.3.0rc29, 1.4.0rc1$"),
+        ("1.3.0rc14", "pytorch", "1.3.0rc14 is not known; near: 1.2.1, 1.3.0rc29$"),
+        ("1.3.0", "pytorch", "1.3.0 is not known; near: 1.2.1, 1.3.0rc29, 1.4.0rc1$"),
+        ("2.0.0", "pytorch", "2.0.0 is not known; near: 1.2.1, 1.3.0rc29, 1.4.0rc1$"),
     ],
 )
 def test_what_is_not_offered_and_why(version: str, track: str, said: str) -> None:

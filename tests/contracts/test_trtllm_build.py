@@ -34,7 +34,7 @@ def test_it_knows_the_releases_that_have_it() -> None:
 
 @pytest.mark.parametrize("version", ["0.21.0", "1.3.0"])
 def test_an_unknown_version(version: str) -> None:
-    with pytest.raises(UserError, match=rf"{version} is not (known; known: |supported; the oldest is )\d"):
+    with pytest.raises(UserError, match=rf"{version} is not (known; near: |supported; the oldest is )\d"):
         flags(version)
 
 

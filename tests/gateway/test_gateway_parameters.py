@@ -222,7 +222,7 @@ def test_fields_for_the_chat_template(start: Start) -> None:
             "structured_outputs.structural_tag is not supported",
         ),
         ({"guided_json": "no"}, "guided_json: must be a JSON schema"),
-        ({"guided_json": {"type": "strnig"}}, "guided_json.type: 'strnig' is nothing that may"),
+        ({"guided_json": {"type": "strnig"}}, "guided_json.type: 'strnig' is not allowed here"),
         ({"guided_regex": ""}, "guided_regex: must name one form"),
     ],
 )

@@ -115,11 +115,22 @@ def test_a_repeated_question_is_answered_from_the_cache(start: Start) -> None:
             "prompts of at most 50 tokens; yours has 61",
         ),
         ({"top_logprobs": 5, "logprobs": True}, "top_logprobs"),
+        ({"stop": 4}, "stop: Input should be a valid string or Input should be a valid (?:list|array)"),
     ],
 )
 def test_bad_requests_are_told_what_is_wrong(refusing: Running, fields: dict[str, object], said: str) -> None:
     with pytest.raises((openai.BadRequestError, openai.NotFoundError), match=said):
         refusing.client().chat.completions.create(**{"model": "tiny", "messages": QUESTION, **fields})  # type: ignore[call-overload]
+
+
+def test_an_unknown_url_is_answered_with_a_near_one(refusing: Running) -> None:
+    client = refusing.client()
+    for path, said in (
+        ("/chat/completion", "did you mean /v1/chat/completions"),
+        ("/completions", "this path takes POST"),
+    ):
+        with pytest.raises(openai.NotFoundError, match=said):
+            client.get(path, cast_to=object)
 
 
 def test_a_failing_model_is_an_error_before_and_in_a_stream(borrow: Start) -> None:

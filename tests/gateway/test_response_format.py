@@ -85,7 +85,7 @@ def test_plain_text_asks_for_nothing(borrow: Start) -> None:
     [
         (
             schema_form({"type": "strnig"}),
-            "response_format.json_schema.schema.type: 'strnig' is nothing that may",
+            "response_format.json_schema.schema.type: 'strnig' is not allowed here",
         ),
         (
             schema_form({"properties": {"a": {"type": "array", "minItems": "x"}, "b": {"required": "c"}}}),

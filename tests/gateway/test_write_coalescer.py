@@ -81,6 +81,86 @@ def test_the_more_streams_are_open_the_fewer_writes_each_has() -> None:
     asyncio.run(work())
 
 
+class Connection:
+    """Has room but for some writes of a list, each of which is then read after so many turns of the event loop."""
+
+    def __init__(self, slow: list[int]) -> None:
+        self._slow, self.sent = slow, [b""]
+
+    @property
+    def congested(self) -> bool:
+        return bool(self._turns)
+
+    @property
+    def _turns(self) -> int:
+        return self._slow[len(self.sent) % len(self._slow)]
+
+    def abort(self) -> None:
+        """Nobody waits for long."""
+
+    async def send(self, message: Any) -> None:
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
+        self.sent.append(message["body"])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 1, 40_000])), max_size=12),
+    st.lists(st.sampled_from([0, 0, 3]), min_size=1, max_size=5),
+)
+def test_what_is_put_without_waiting_arrives_in_order(steps: list[tuple[int, int]], slow: list[int]) -> None:
+    """Turns of the event loop before each body, and how often it is repeated."""
+    put = [b"%d," % number * times for number, (_, times) in enumerate(steps)]
+
+    async def work() -> None:
+        connection = Connection(slow)
+        async with WriteCoalescer(connection.send, connection) as body:
+            for piece, (turns, _) in zip(put, steps, strict=True):
+                for _ in range(turns):
+                    await asyncio.sleep(0.0006)
+                if body.has_room:
+                    body.put_now(piece)
+                else:
+                    await body.put(piece)
+        assert b"".join(connection.sent) == b"".join(put)
+
+    asyncio.run(work())
+
+
+def test_with_room_nothing_is_waited_for() -> None:
+    async def work() -> None:
+        connection = Connection([0])
+        async with WriteCoalescer(connection.send, connection) as body:
+            rooms = [body.has_room]
+            await body.put(b"first")
+            await asyncio.sleep(0.002)
+            assert [*rooms, body.has_room] == [False, True], "first the response has to begin"
+            body.put_now(b"second")
+            assert connection.sent == [b"", b"first", b"second"]
+
+    asyncio.run(work())
+
+
+def test_what_sending_raises_later_reaches_whoever_puts() -> None:
+    class Broken(Connection):
+        async def send(self, message: Any) -> None:
+            if len(self.sent) > 1:
+                raise OSError("gone")
+            await super().send(message)
+
+    async def work() -> None:
+        connection = Broken([0])
+        async with WriteCoalescer(connection.send, connection) as body:
+            await body.put(b"first")
+            body.put_now(b"second")
+            while body.has_room:
+                await asyncio.sleep(0.001)
+            await body.put(b"third")
+
+    with pytest.raises(OSError, match="gone"):
+        asyncio.run(asyncio.wait_for(work(), 20))
+
+
 class Reader:
     """Takes nothing until it `reads`."""
 

@@ -173,7 +173,7 @@ def test_what_this_machine_has_no_memory_for(store: Store, monkeypatch: pytest.M
     [
         (
             InitRequest(source=LLAMA_8B, gpu="h100-sxm-99g"),
-            "GPU h100-sxm-99g is not known; known: h100-sxm-80g",
+            "GPU h100-sxm-99g is not known; near: h100-sxm-80g",
         ),
         (InitRequest(source=LLAMA_8B, runtime="tensorrt"), "this machine has no GPU"),
         (InitRequest(source=LLAMA_8B, gpu="l4-24g", runtime="cpu"), "leave out --gpu and --gpus"),

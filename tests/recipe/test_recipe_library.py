@@ -56,7 +56,9 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("")
     assert message("tiny_cpu") == "tiny_cpu: is neither a packaged recipe nor a file (did you mean tiny-cpu?)"
-    assert message("zzz").startswith("zzz: is neither a packaged recipe nor a file (known: deepseek-r1, ")
+    assert message("zzz").startswith(
+        "zzz: is neither a packaged recipe nor a file (`pipeline recipes ls` lists"
+    )
     assert message("mine.yml") == "mine.yml: there is no such file (near: mine.yaml)"
     assert message("recipes/tiny-cpu.yaml") == (
         "recipes/tiny-cpu.yaml: there is no such file (a packaged recipe is called tiny-cpu)"

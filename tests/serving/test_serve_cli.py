@@ -48,7 +48,10 @@ def test_what_serve_cannot_be_asked_for(arguments: list[str], said: str) -> None
     ("arguments", "said"),
     [
         ([], "name a RECIPE, or a folder with --package"),
-        (["tiny-cpu", "--target", "local"], "this machine is what `pipeline serve` serves on"),
+        (
+            ["tiny-cpu", "--target", "local"],
+            "'local' is not one of 'docker', 'compose', 'systemd', 'kubernetes'",
+        ),
         (["tiny-cpu", "--target", "podman"], "is not one of 'docker', 'compose', 'systemd', 'kubernetes'"),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.bench.load_settings import Load
-from pipeline.bench.tune.objective import Confirmation, Score, gain_of, score
+from pipeline.bench.tune.objective import Confirmation, Score, TrialRecord, gain_of, score
 from pipeline.bench.tune.report import (
     Recommendation,
     TrialReport,
@@ -27,7 +27,6 @@ from pipeline.bench.tune.report import (
 from pipeline.bench.tune.search import Runner, SearchOptions, measure_loads, trial_name
 from pipeline.bench.tune.search_space import Settings, Value, variant
 from pipeline.bench.tune.study import TuneStudy
-from pipeline.bench.tune.trial import TrialRecord
 from pipeline.recipe import Recipe
 from pipeline.recipe.catalog import annotated_yaml, write_recipe, written_values
 from pipeline.recipe.sections import RecipeValues

@@ -1,13 +1,25 @@
-"""Scores of trials: the objectives, how far a trial is from the recipe's SLO, and gains over rounds."""
+"""Trials and their scores: the objectives, how far a trial is from the recipe's SLO, and gains over rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from pipeline.bench.result import MAX_FAILED, LevelResult
+from pydantic import Field
+
+from pipeline.bench.result import MAX_FAILED, LevelResult, Section
 from pipeline.bench.statistics import ALPHA, Ratio, trimmed_mean
+from pipeline.bench.tune.search_space import Value
 from pipeline.bench.tune.settings import Objective
+
+# planned    has no figures yet
+# measured   all its loads, or those that were needed
+# refused    by the recipe's rules, preflight or the plan's memory: nothing was built
+# stopped    early, because it broke the SLO by far, or was behind the others
+# failed     was built, and did not serve
+Outcome = Literal["planned", "measured", "refused", "stopped", "failed"]
+COUNTED: frozenset[Outcome] = frozenset({"measured", "stopped", "failed"})
 
 UNITS: Mapping[Objective, str] = {
     "goodput": "requests/s within the SLO",
@@ -19,24 +31,43 @@ _WORST = 1e9
 _TINY = 1e-9  # in place of 0, which has no logarithm
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Score of a trial.
+class Score(Section):
+    """Figures that a trial is judged by."""
 
-    Attributes:
-        values: One for each objective, in its unit.
-        violations: Target -> how far it was missed, as a share of it; 0 or less is within.
-        load: Load that the values belong to.
-    """
-
-    values: tuple[float, ...]
-    violations: Mapping[str, float]
-    load: str
+    values: dict[Objective, float] = Field(
+        default_factory=dict, description="Objective -> value; empty without figures."
+    )
+    violations: dict[str, float] = Field(
+        default_factory=dict, description="Target -> share by which it was missed; 0 or less is within."
+    )
+    load: str = Field(default="", description="Load that the values belong to.")
 
     @property
     def feasible(self) -> bool:
         """Whether all targets were met."""
         return all(value <= 0 for value in self.violations.values())
+
+
+class TrialRecord(Score):
+    """One trial of a search."""
+
+    number: int = Field(description="Trial number, from 0, which is the recipe as it is.")
+    settings: dict[str, Value]
+    outcome: Outcome = "planned"
+    reason: str = Field(default="", description="Why it was refused or stopped, or has failed.")
+    origin: str = Field(
+        default="sampler", description="Why it was tried: recipe, forecast, sweep or sampler."
+    )
+    seconds: dict[str, float] = Field(default_factory=dict, description="build, serve, measure.")
+    compiled: bool = Field(default=False, description="Whether an engine was built for it.")
+    worths: tuple[float, ...] = Field(
+        default=(), description="First objective at each load that was measured; 0 beyond the SLO."
+    )
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it was measured within the SLO."""
+        return self.outcome == "measured" and super().feasible
 
 
 def maximized(objective: Objective) -> bool:
@@ -77,7 +108,8 @@ def score(levels: Sequence[LevelResult], objectives: Sequence[Objective]) -> Sco
         decisive = max(within, key=lambda one: figure(one, objectives[0]))
     else:
         decisive = min(levels, key=lambda one: sum(value for value in violations(one).values() if value > 0))
-    return Score(tuple(figure(decisive, one) for one in objectives), violations(decisive), str(decisive.load))
+    values = {one: figure(decisive, one) for one in objectives}
+    return Score(values=values, violations=violations(decisive), load=str(decisive.load))
 
 
 def enough(levels: Sequence[LevelResult], objectives: Sequence[Objective]) -> bool:
@@ -124,8 +156,8 @@ class Confirmation:
 
 
 def gain_of(best: Sequence[Score], other: Sequence[Score], objective: Objective) -> ObjectiveGain:
-    """Compute the gain over pairs of rounds; the objective is the first value of the scores."""
-    values = [[max(score.values[0], _TINY) for score in scores] for scores in (best, other)]
+    """Compute the gain in an objective over pairs of rounds."""
+    values = [[max(score.values[objective], _TINY) for score in scores] for scores in (best, other)]
     worse, better = reversed(values) if maximized(objective) else values
     rounds = list(zip(worse, better, strict=True))
     gain, ratio = trimmed_mean([b / a for a, b in rounds]) - 1, Ratio.of_rounds(rounds)

@@ -95,7 +95,7 @@ def report_lines(report: TuneReport) -> Iterator[str]:
 
 def ranked(report: TuneReport) -> list[TrialReport]:
     """Sort trials: the best first, then those that missed the SLO, then those without figures."""
-    name: Any = report.objectives[0]
+    name = report.objectives[0]
     sign = -1.0 if maximized(name) else 1.0
     return sorted(
         report.trials,

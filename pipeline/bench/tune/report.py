@@ -10,12 +10,11 @@ from pydantic import Field
 
 from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult, LevelResult, ResultDocument, Section
-from pipeline.bench.tune.objective import Confirmation, maximized
+from pipeline.bench.tune.objective import Confirmation, TrialRecord, maximized
 from pipeline.bench.tune.search import trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Value
 from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.study import TuneStudy
-from pipeline.bench.tune.trial import TrialRecord
 from pipeline.recipe import Recipe
 
 _FEW = 0.02  # gain below which a change is not worth a rollout
@@ -48,22 +47,10 @@ class TrialFigures(Section):
         )
 
 
-class TrialReport(Section):
-    """One trial."""
+class TrialReport(TrialRecord):
+    """One trial with its figures."""
 
-    number: int
-    settings: dict[str, Value]
     changes: tuple[str, ...] = Field(description="Changes of the recipe, as --set takes them.")
-    origin: str = Field(description="Why it was tried: recipe, forecast, sweep or sampler.")
-    outcome: str = Field(description="measured, refused, stopped, failed or planned.")
-    reason: str = ""
-    values: dict[str, float] = Field(description="Objective -> value; empty without figures.")
-    violations: dict[str, float] = Field(
-        description="Target -> share by which it was missed; 0 or less is within."
-    )
-    load: str = Field(description="Load that the values belong to.")
-    seconds: dict[str, float] = Field(description="build, serve, measure.")
-    compiled: bool = Field(description="Whether an engine was built for it.")
     loads: tuple[TrialFigures, ...] = ()
 
     @property
@@ -90,7 +77,7 @@ class TuneReport(ResultDocument):
     schema_version: Literal["pipeline.tune/1"] = Field(default="pipeline.tune/1", alias="schema")
     recipe: str
     made: str = Field(description="Time of the report: ISO 8601, UTC.")
-    objectives: tuple[str, ...]
+    objectives: tuple[Objective, ...]
     slo: dict[str, float]
     machine: dict[str, Any]
     workload: dict[str, Any]
@@ -114,7 +101,7 @@ def best_of(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> T
     if not feasible:
         return None
     sign = 1.0 if maximized(objectives[0]) else -1.0
-    return max(feasible, key=lambda one: (sign * one.values[0], -one.number))
+    return max(feasible, key=lambda one: (sign * one.values[objectives[0]], -one.number))
 
 
 def recommend(
@@ -279,16 +266,7 @@ def front(trials: Sequence[TrialReport], objectives: Sequence[Objective]) -> tup
 def _trial(one: TrialRecord, result: BenchResult | None, study: TuneStudy) -> TrialReport:
     levels = () if result is None else result.levels
     return TrialReport(
-        number=one.number,
-        settings=dict(one.settings),
+        **{**dict(one), "violations": {name: round(by, 4) for name, by in one.violations.items()}},
         changes=study.space.overrides(one.settings),
-        origin=one.origin,
-        outcome=one.outcome,
-        reason=one.reason,
-        values=dict(zip(study.objectives, one.values, strict=False)),
-        violations={name: round(by, 4) for name, by in one.violations.items()},
-        load=one.load,
-        seconds=dict(one.seconds),
-        compiled=one.compiled,
         loads=tuple(TrialFigures.of(level) for level in levels),
     )

@@ -17,6 +17,7 @@ from pipeline.bench.run import run_bench
 from pipeline.bench.subject import Subject
 from pipeline.bench.tune.conclusion import conclude, write_tuned
 from pipeline.bench.tune.handover import hand_over, take_results
+from pipeline.bench.tune.objective import TrialRecord
 from pipeline.bench.tune.report import TuneReport
 from pipeline.bench.tune.search import SearchOptions, TrialJudgement, Watch, search
 from pipeline.bench.tune.search_space import (
@@ -30,7 +31,6 @@ from pipeline.bench.tune.search_space import (
 )
 from pipeline.bench.tune.settings import Objective, TuneSettings
 from pipeline.bench.tune.study import open_study
-from pipeline.bench.tune.trial import TrialRecord
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.machine.elsewhere import HandoverScript
 from pipeline.machine.gpus import allowed_devices

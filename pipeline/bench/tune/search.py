@@ -1,9 +1,9 @@
-"""The loop of a search: the recipe as it is, the plan's guesses, then Optuna's proposals, until enough was measured.
+"""The loop of a search: the recipe as it is, the plan's guesses, then the model's proposals, until enough was measured.
 
     records = search(study, runner, SearchOptions(loads=(Load("concurrency", 16),)), watch)
 
 Settings that the plan refuses are never built and count as no trial. Loads are measured from the largest down; the
-first seconds, and after each load Optuna's pruner, tell whether a trial is worth going on with.
+first seconds, and after each load the other trials, tell whether a trial is worth going on with.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Protocol
 
 from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.tune.objective import enough, figure, score, violations
+from pipeline.bench.tune.objective import COUNTED, TrialRecord, enough, figure, score, violations
 from pipeline.bench.tune.search_space import Settings, Value
 from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.study import TuneStudy
-from pipeline.bench.tune.trial import COUNTED, TrialRecord
 from pipeline.errors import ServerError, StageError
 
 _FAR = 3.0  # times a target of the SLO, beyond which the first seconds end a trial
@@ -134,7 +133,7 @@ def _begin(
         return study.next() if tried < len(options.sweep) else None
     if count >= options.trials:
         return None
-    return study.next(forecasts, uncompiled=count < _UNCOMPILED_SHARE * options.trials, ahead=options.ahead)
+    return study.next(forecasts, uncompiled=count < _UNCOMPILED_SHARE * options.trials)
 
 
 def _propose(study: TuneStudy, forecasts: Sequence[tuple[Settings, float]], options: SearchOptions) -> None:
@@ -143,11 +142,10 @@ def _propose(study: TuneStudy, forecasts: Sequence[tuple[Settings, float]], opti
             study.propose(settings, "sweep")
         return
     study.propose(study.space.own, "recipe")
-    if not any(one.origin == "forecast" for one in study.records()):
-        own = forecasts[0][1] if forecasts else 0.0
-        better = sorted((one for one in forecasts if one[1] > own), key=lambda one: -one[1])
-        for settings, _ in better[:_GUESSES]:
-            study.propose(settings, "forecast")
+    own = forecasts[0][1] if forecasts else 0.0
+    better = sorted((one for one in forecasts if one[1] > own), key=lambda one: -one[1])
+    for settings, _ in better[:_GUESSES]:
+        study.propose(settings, "forecast")
 
 
 def plan_forecasts(study: TuneStudy, runner: Runner) -> list[tuple[Settings, float]]:
@@ -189,9 +187,7 @@ def _measured(study: TuneStudy, runner: Runner, options: SearchOptions, trial: T
                 running,
                 options.loads,
                 study.objectives,
-                lambda step, worth, stoppable: study.is_behind(
-                    trial.number, step, worth, stoppable=stoppable
-                ),
+                lambda worth, stoppable: study.is_behind(trial.number, worth, stoppable=stoppable),
             )
             seconds = {**running.seconds, "measure": time.monotonic() - began}
     except (ServerError, StageError) as error:
@@ -213,13 +209,12 @@ def measure_loads(
     trial: RunningTrial,
     loads: Sequence[Load],
     objectives: Sequence[Objective],
-    behind: Callable[[int, float, bool], bool] = lambda _step, _worth, _stoppable: False,
+    behind: Callable[[float, bool], bool] = lambda _worth, _stoppable: False,
 ) -> tuple[BenchResult, str]:
     """Measure from the largest load down, as far as is needed to judge.
 
     Args:
-        behind: Called with the number of loads measured before, the value of this one, and whether more would follow;
-            returns whether to give up.
+        behind: Called with the value of each load, and whether more would follow; returns whether to give up.
 
     Returns:
         The figures, and why it was given up; empty if it was not.
@@ -233,10 +228,10 @@ def measure_loads(
         results.append(trial.bench(load))
         level = results[-1].levels[-1]
         if enough([level], objectives):
-            behind(len(results) - 1, figure(level, objectives[0]), False)
+            behind(figure(level, objectives[0]), False)
             break
         # A load beyond the SLO is worth nothing, however many tokens it brings.
-        if behind(len(results) - 1, 0.0, load != loads[-1]):
+        if behind(0.0, load != loads[-1]):
             return _joined(results), "it was behind most other trials"
     return (_joined(results), "") if results else given_up
 

@@ -9,13 +9,12 @@ from rich.box import SIMPLE
 from rich.markup import escape as plain
 from rich.table import Table
 
-from pipeline.bench.tune.objective import UNITS
+from pipeline.bench.tune.objective import UNITS, TrialRecord
 from pipeline.bench.tune.page import change_text, figure_cells, missed_text, ranked, value_text
 from pipeline.bench.tune.report import TuneReport, best_of
 from pipeline.bench.tune.run import FIRST_SECONDS, SearchPlan
 from pipeline.bench.tune.search_space import SearchSpace
 from pipeline.bench.tune.settings import Objective
-from pipeline.bench.tune.trial import TrialRecord
 
 _SERVE_S = 15.0  # to start and stop a small model; large ones take minutes
 
@@ -44,9 +43,7 @@ class TrialLines:
             return
         self._records[trial.number] = trial
         took = f"{sum(trial.seconds.values()):.0f} s" if trial.seconds else ""
-        figures = " ".join(
-            f"{value:,.4g} {UNITS[name]}" for name, value in zip(self._objectives, trial.values, strict=False)
-        )
+        figures = " ".join(f"{value:,.4g} {UNITS[name]}" for name, value in trial.values.items())
         missed = [f"{name} missed by {by:.0%}" for name, by in trial.violations.items() if by > 0]
         parts = [
             figures,
@@ -62,7 +59,7 @@ class TrialLines:
         if best is None:
             return "; none within the SLO yet"
         name = self._objectives[0]
-        return f"; best so far: trial {best.number}, {best.values[0]:,.4g} {UNITS[name]}"
+        return f"; best so far: trial {best.number}, {best.values[name]:,.4g} {UNITS[name]}"
 
 
 def space_table(space: SearchSpace) -> Table:

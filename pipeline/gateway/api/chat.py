@@ -152,25 +152,28 @@ class Completion(ModelAnswer):
         options = self._request.stream_options
         with_usage = options is not None and options.include_usage
         head = self._head("chat.completion.chunk" if self.chat else "text_completion")
-        encoder = ChunkEncoder({**head, "usage": None} if with_usage else head, chat=self.chat)
+        self._encoder = ChunkEncoder({**head, "usage": None} if with_usage else head, chat=self.chat)
         async with aclosing(generate(self.generation)) as pairs:
             async for index, chunk in pairs:
                 self.cached = self.cached or chunk.cached
-                if self._echo_only:
-                    chunk = _without_text(chunk)
                 if chunk.prompt_log_probs is not None:
                     # As many tokens as the prompt has: other streams go on meanwhile.
-                    yield await asyncio.to_thread(self._event, encoder, index, chunk)
-                elif event := self._event(encoder, index, chunk):
+                    yield await asyncio.to_thread(self._event, index, chunk)
+                elif event := self._event(index, chunk):
                     yield event
         if with_usage:
-            usage = await asyncio.to_thread(self.generation.usage)
+            usage = await self.generation.usage_aside()
             yield ChunkEncoder(head, chat=self.chat).end(usage=usage)
         yield DONE
 
-    def _event(self, encoder: ChunkEncoder, index: int, chunk: Chunk) -> bytes:
+    def chunk_event(self, chunk: Chunk) -> bytes:
+        return self._event(0, chunk)
+
+    def _event(self, index: int, chunk: Chunk) -> bytes:
         """Encode a chunk: one event as a rule, several for the first, none if the text may be part of a call."""
-        choice = self._choices[index]
+        choice, encoder = self._choices[index], self._encoder
+        if self._echo_only:
+            chunk = _without_text(chunk)
         if choice.begun and choice.parser is None and chunk.finish_reason is None and chunk.log_probs is None:
             return encoder.text(index, chunk.text)
         deltas = choice.deltas(chunk)

@@ -199,6 +199,8 @@ class _Choice:
             async with self._stream(sampling, drawn) as stream:
                 began = time.perf_counter()
                 times.sent = times.sent or began
+                if generation.take_chunk is not None and isinstance(stream, AsyncStream):
+                    stream.take_chunk = self._take_chunk
                 try:
                     async for chunk in stream:
                         self._note_chunk(chunk)
@@ -235,6 +237,15 @@ class _Choice:
             return False
         model = await generation.model.client.model()
         return model.decoupled and takes_partial_answers(model)
+
+    def _take_chunk(self, chunk: Chunk) -> bool:
+        """Hand a chunk on past the tasks that wait for it, if the answer takes it so."""
+        assert self._generation.take_chunk is not None
+        # Before the first has gone out, the choice may still be asked again.
+        if not self._begun or not self._generation.take_chunk(chunk):
+            return False
+        self._note_chunk(chunk)
+        return True
 
     def _note_chunk(self, chunk: Chunk) -> None:
         times, now = self._times, time.perf_counter()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from pipeline.client import FinishReason, Sampling, Stats
+from pipeline.client import Chunk, FinishReason, Sampling, Stats
 from pipeline.client.sampling import PARAMETERS, is_neutral
 from pipeline.gateway.api.bounds import MAX_FAULTS
 from pipeline.gateway.api.parsing import unsupported
@@ -101,6 +101,9 @@ class Generation:
     times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
     texts: dict[int, str] = field(default_factory=dict)  # by choice, of those that began and are over
     reasoning: dict[int, list[str]] = field(default_factory=dict)  # by choice, in pieces
+
+    # Takes a chunk of the only choice as soon as it has come, or leaves it to `generate`; None: `generate` has all.
+    take_chunk: Callable[[Chunk], bool] | None = None
 
     _digests: list[str] = field(init=False)  # digests of the request with each prompt; see `lost_servers`
     resumed: int = 0  # choices that went on after their server was lost
@@ -235,7 +238,7 @@ class Generation:
         return AnswerParser(format, tools, max_calls=chosen.max_calls, prompt=prompt, begun=chosen.begun)
 
     def usage(self) -> dict[str, Any]:
-        """Count tokens as OpenAI does: of all prompts, and of all choices; those of long reasoning take a while."""
+        """Count tokens as OpenAI does: of all prompts, and of all choices. Those of long reasoning take a while."""
         completion = sum(stats.output_tokens or 0 for stats in self.stats.values())
         if self.request.output_token_limit == 0:
             completion = 0
@@ -249,6 +252,10 @@ class Generation:
             counted = sum(self.model.tokenizer.count("".join(texts)) for texts in self.reasoning.values())
             usage["completion_tokens_details"] = {"reasoning_tokens": min(counted, completion)}
         return usage
+
+    async def usage_aside(self) -> dict[str, Any]:
+        """Count tokens as `usage` does: in a thread, if there is reasoning to count. Other streams go on meanwhile."""
+        return await asyncio.to_thread(self.usage) if self.reasoning else self.usage()
 
     async def bind(self, index: int, *, goes_on: bool) -> bool:
         """Settle which package generates a choice, before it is sent, and return whether this model does.

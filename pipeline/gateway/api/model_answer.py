@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from pipeline.client import Cached, ClientError, PromptTooLong
+from pipeline.client import Cached, Chunk, ClientError, PromptTooLong
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.generation_spans import end_spans, request_attributes
 from pipeline.gateway.api.parsing import MAX_TOKENS, ignored_headers, parse_request, tolerate
@@ -71,6 +71,29 @@ class ModelAnswer(ABC):
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.cached: Cached | None = None
+        self._open_body: WriteCoalescer | None = None
+
+    def write_to(self, body: WriteCoalescer) -> None:
+        """Let events go to the body of a stream, past `events`, where nothing has to be waited for: that wakes no task.
+
+        To be called before `events`. Events that go past it follow those that it has yielded.
+        """
+        self._open_body = body
+        # Chunks of several choices come to `events` through a queue.
+        if self.generation.choices == 1:
+            self.generation.take_chunk = self._take_chunk
+
+    def _take_chunk(self, chunk: Chunk) -> bool:
+        """Write the events of a chunk, unless it is special, or has to wait."""
+        if self._open_body is None or not self._open_body.has_room or chunk.prompt_log_probs is not None:
+            return False
+        if event := self.chunk_event(chunk):
+            self._open_body.put_now(event)
+        return True
+
+    @abstractmethod
+    def chunk_event(self, chunk: Chunk) -> bytes:
+        """Encode the events of a chunk of the first choice but its first and last; b"" if it has none."""
 
     @property
     def streams(self) -> bool:
@@ -220,6 +243,7 @@ class EventStream(Response):
         try:
             async with body, aclosing(recorded.answer.events()) as events:
                 ended = 200
+                recorded.answer.write_to(body)
                 try:
                     async for event in events:
                         self._answered = True

@@ -38,6 +38,8 @@ IGNORED_FIELDS, MAX_TOKENS = "x-pipeline-ignored-fields", "x-pipeline-max-tokens
 _NUMBERS_PER_VALUE = 8
 _MAX_HEADER_CHARS = 1024
 _MAX_FAULT_CHARS = 300
+# Parts of the place of a fault that name a member of a union, such as "constrained-str" and "list[int]".
+_UNION_MEMBER = re.compile(r"constrained-\w+|(?:list|dict|tuple|set|function-\w+)\[.*\]|str|int|float|bool")
 _UNPRINTABLE = re.compile(r"[^\w.$@:/-]", re.ASCII)
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that ask for nothing
 _Kind = TypeVar("_Kind", bound=BaseModel)
@@ -160,7 +162,10 @@ def unsupported(param: str, text: str) -> ApiError:
 
 def _first_faults(error: ValidationError) -> ApiError:
     faults = error.errors(include_url=False, include_input=False)[:MAX_FAULTS]
-    texts = [f"{_place(fault['loc'])}: {fault['msg'][:_MAX_FAULT_CHARS]}" for fault in faults]
+    by_place: dict[str, list[str]] = {}
+    for fault in faults:
+        by_place.setdefault(_place(fault["loc"]), []).append(fault["msg"][:_MAX_FAULT_CHARS])
+    texts = [f"{place}: {' or '.join(dict.fromkeys(messages))}" for place, messages in by_place.items()]
     if error.error_count() > MAX_FAULTS:
         texts.append(f"and {error.error_count() - MAX_FAULTS} more")
     first = faults[0]["loc"]
@@ -168,7 +173,10 @@ def _first_faults(error: ValidationError) -> ApiError:
 
 
 def _place(parts: Sequence[int | str]) -> str:
-    return ".".join(str(part)[:MAX_SHOWN] for part in parts) or "body"
+    """Write the place of a fault, without the types that pydantic names for each member of a union."""
+    return (
+        ".".join(str(part)[:MAX_SHOWN] for part in parts if not _UNION_MEMBER.fullmatch(str(part))) or "body"
+    )
 
 
 @dataclass(frozen=True, slots=True)

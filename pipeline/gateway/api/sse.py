@@ -137,7 +137,7 @@ class WriteCoalescer:
         self._next_write = self._loop.time()  # not before; shortly after the last one
         self._silence: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
         self._has_room = asyncio.Event()
 
     async def put(self, body: bytes) -> None:
@@ -155,11 +155,26 @@ class WriteCoalescer:
             self._raise_from_writing()
         if self._timer is None:
             if self._loop.time() < self._next_write:
-                self._timer = self._loop.call_at(self._next_write, self._start_writing)
+                self._timer = self._loop.call_at(self._next_write, self._on_timer)
             elif self._peer is not None and self._peer.congested:
                 self._start_writing()
             else:
                 await self._flush()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `put_now` may be called: the response has begun, and the client reads as fast as the answer comes."""
+        return self.begun and not self._must_wait()
+
+    def put_now(self, body: bytes) -> None:
+        """Send a piece of the body as `put` does, without waiting for anything, where there is room."""
+        self._append(body)
+        if self._timer is not None:
+            return
+        if self._loop.time() < self._next_write:
+            self._timer = self._loop.call_at(self._next_write, self._on_timer)
+        else:
+            self._on_timer()
 
     async def __aenter__(self) -> Self:
         if self._keep_alive:
@@ -218,8 +233,35 @@ class WriteCoalescer:
         finally:
             self._wait_left_s -= self._loop.time() - began
 
-    def _start_writing(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
+        if self._must_wait():
+            self._start_writing()
+            return
+        # Nothing has to be waited for, so that a task is not needed.
+        writing = self._flush()
+        try:
+            writing.send(None)
+        except StopIteration:
+            return
+        except Exception as error:
+            # As if a task had failed with it.
+            self._writing = self._loop.create_future()
+            self._writing.set_exception(error)
+            return
+        writing.close()
+        raise RuntimeError("sending waits, though the connection is not congested")
+
+    def _must_wait(self) -> bool:
+        """Whether sending what is unread may have to wait for the client."""
+        return (
+            self._writing is not None
+            or self._peer is None
+            or self._peer.congested
+            or self._unread_bytes > _WRITE_BYTES
+        )
+
+    def _start_writing(self) -> None:
         self._writing = self._loop.create_task(self._flush())
 
     def _raise_from_writing(self) -> None:

@@ -210,6 +210,9 @@ class ItemAnswer(ModelAnswer):
                         events.clear()
         yield await self.last_events()
 
+    def chunk_event(self, chunk: Chunk) -> bytes:
+        return b"".join(map(self.step_events, self.steps(chunk)))
+
     def item_ended(self, item: AnswerItem) -> None:
         """Note that an item is complete, before the events of its end."""
 

@@ -230,17 +230,19 @@ def _finding(checked: Rule, kind: str, objection: Objection, value: object) -> F
 
 
 def _without_echoes(found: list[Finding]) -> list[Finding]:
-    """Without the runtime's own refusals of what another rule explains, and stops for sure."""
-    explained = {
-        key
+    """Drop refusals by the runtime that an error of another rule explains, if that error can never be allowed."""
+    stopping = [
+        finding
         for finding in found
         if finding.severity == "error" and finding.rule != _ECHO and rule(finding.rule).never_allowed
-        for key in finding.keys
-    }
+    ]
+    explained = {key for finding in stopping for key in finding.keys}
+    problems = {finding.problem for finding in stopping}
     return [
         finding
         for finding in found
-        if finding.rule != _ECHO or not explained & {*finding.keys, "runtime.kind"}
+        if finding.rule != _ECHO
+        or not (finding.problem in problems or explained & {*finding.keys, "runtime.kind"})
     ]
 
 

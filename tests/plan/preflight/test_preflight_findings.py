@@ -155,7 +155,7 @@ def test_everything_at_once_at_its_line(tmp_path: Path) -> None:
     assert all(fault.value for fault in caught.value.faults)
     assert caught.value.exit_code == 2
     by_key = {fault.key: fault for fault in caught.value.faults}
-    assert "known: " in by_key["runtime.version"].problem
+    assert "near: " in by_key["runtime.version"].problem
     assert by_key["runtime.tensor_parallel"].fix == "set runtime.tensor_parallel to 1"
     assert by_key["runtime.expert_parallel"].fix == "remove runtime.expert_parallel"
 

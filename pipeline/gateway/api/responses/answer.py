@@ -12,7 +12,6 @@ response.completed, or response.incomplete if the answer was cut off, or error a
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -240,7 +239,7 @@ class ModelResponse(ItemAnswer):
 
     async def _complete(self) -> tuple[str, str]:
         """Return the status and the JSON of the response when the generation is over, and keep it."""
-        usage = await asyncio.to_thread(self.generation.usage)
+        usage = await self.generation.usage_aside()
         fields: dict[str, Any] = {
             "output": self._output,
             "completed_at": int(time.time()),
