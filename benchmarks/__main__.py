@@ -38,11 +38,11 @@ PAGES = (PAGE, ROOT / "docs" / "explanation" / "fleet.md")
 BLOCK = re.compile(r"(<!-- measured: (?P<name>\S+) -->\n)(?P<text>.*?)(<!-- end -->)", re.DOTALL)
 
 
-def measure(name: str, one: Measurement, *, small: bool) -> dict[str, Any] | None:
+def measure(name: str, measurement: Measurement, *, small: bool) -> dict[str, Any] | None:
     """Run one command, and make its record; None if it gave no figures."""
-    line = f"{one.line} {one.small}".strip() if small else one.line
+    line = f"{measurement.line} {measurement.small}".strip() if small else measurement.line
     load = round(os.getloadavg()[0], 1)
-    print(f"{name}: {line} (about {one.minutes:g} minutes)", file=sys.stderr, flush=True)
+    print(f"{name}: {line} (about {measurement.minutes:g} minutes)", file=sys.stderr, flush=True)
     # The programs of this interpreter's environment first, whatever is called `python` here.
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     began = time.monotonic()
@@ -52,11 +52,11 @@ def measure(name: str, one: Measurement, *, small: bool) -> dict[str, Any] | Non
     )  # fmt: skip
     seconds = round(time.monotonic() - began)
     print(f"{name}: exit code {done.returncode} after {seconds} s", file=sys.stderr, flush=True)
-    return kept_of(one, line, done.stdout, datetime.now(UTC), load, done.returncode)
+    return kept_of(measurement, line, done.stdout, datetime.now(UTC), load, done.returncode)
 
 
 def kept_of(
-    one: Measurement, line: str, printed: str, made: datetime, load: float | None, exit_code: int
+    measurement: Measurement, line: str, printed: str, made: datetime, load: float | None, exit_code: int
 ) -> dict[str, Any] | None:
     """Make the record of a command that has run; None if it gave no figures."""
     kept = {
@@ -65,7 +65,7 @@ def kept_of(
         "machine": {"processors": os.cpu_count(), "system": platform.system(), "load_before": load},
         "exit_code": exit_code,
     }
-    if not one.has_table:
+    if not measurement.has_table:
         return {**kept, "output": printed} if printed.strip() else None
     try:
         return {**kept, "result": json.loads(printed)}
@@ -88,7 +88,10 @@ def rendered(name: str, kept: dict[str, Any]) -> str:
 
 def listed() -> str:
     """Make the table of all commands."""
-    rows = [(f"`{one.command}`", one.what, f"{one.minutes:g}") for one in MEASUREMENTS.values()]
+    rows = [
+        (f"`{measurement.command}`", measurement.what, f"{measurement.minutes:g}")
+        for measurement in MEASUREMENTS.values()
+    ]
     return markdown(("command", "what it measures", "minutes"), rows) + "\n"
 
 
@@ -107,8 +110,10 @@ def page_of(text: str, results: dict[str, Any]) -> str:
             raise KeyError(f"there is no measurement {name}")
         if name not in results:
             return found[0]
-        one = MEASUREMENTS[name]
-        text = f"{one.table(results[name]['result'], part)}\n" if part else rendered(name, results[name])
+        measurement = MEASUREMENTS[name]
+        text = (
+            f"{measurement.table(results[name]['result'], part)}\n" if part else rendered(name, results[name])
+        )
         return f"{found[1]}\n{text}\n{found[4]}"
 
     return BLOCK.sub(block, text)
@@ -131,8 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in chosen.names if name not in MEASUREMENTS]:
         parser.error(f"no measurement: {', '.join(unknown)}; there are {', '.join(MEASUREMENTS)}")
     if chosen.list:
-        for name, one in MEASUREMENTS.items():
-            print(f"{name:<18}{one.minutes:>5g} min   {one.line}")
+        for name, measurement in MEASUREMENTS.items():
+            print(f"{name:<18}{measurement.minutes:>5g} min   {measurement.line}")
         return 0
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     if chosen.file and len(chosen.names) != 1:
@@ -140,12 +145,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = []
     if not (chosen.page or chosen.check):
         for name in chosen.names or MEASUREMENTS:
-            one = MEASUREMENTS[name]
+            measurement = MEASUREMENTS[name]
             if chosen.file:
                 made = datetime.fromtimestamp(chosen.file.stat().st_mtime, UTC)
-                kept = kept_of(one, one.line, chosen.file.read_text(encoding="utf-8"), made, None, 0)
+                kept = kept_of(
+                    measurement, measurement.line, chosen.file.read_text(encoding="utf-8"), made, None, 0
+                )
             else:
-                kept = measure(name, one, small=chosen.small)
+                kept = measure(name, measurement, small=chosen.small)
             if kept is None or kept["exit_code"]:
                 failed.append(name)
             if kept is not None and chosen.small:

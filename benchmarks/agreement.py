@@ -201,14 +201,14 @@ class Comparison:
             return None
         with urllib.request.urlopen(self._server.told_url, timeout=60) as answer:
             # The request before a load has one token.
-            seen = [one for one in json.load(answer) if one["itl"]]
+            seen = [answer for answer in json.load(answer) if answer["itl"]]
         if not seen:
             return None
         values = {
-            "ttft": [one["ttft"] for one in seen],
-            "total": [one["total"] for one in seen],
-            "tpot": [statistics.fmean(one["itl"]) for one in seen],
-            "itl": [gap for one in seen for gap in one["itl"]],
+            "ttft": [answer["ttft"] for answer in seen],
+            "total": [answer["total"] for answer in seen],
+            "tpot": [statistics.fmean(answer["itl"]) for answer in seen],
+            "itl": [gap for answer in seen for gap in answer["itl"]],
         }
         return Figures(
             {
@@ -274,21 +274,21 @@ def _row(figure: str, ours: list[float], theirs: list[float], within: float | No
         "ours": round(statistics.median(ours), 3),
         "aiperf": round(statistics.median(theirs), 3),
         "difference": difference,
-        "rounds": [_share(one, other) for one, other in zip(ours, theirs, strict=True)],
+        "rounds": [_share(run, other) for run, other in zip(ours, theirs, strict=True)],
         "agrees": abs(difference or 0.0) <= (within or 0.0) if held else None,
     }
 
 
 def _difference(values: list[float], base: list[float]) -> float | None:
     """How much larger, as a share: the median over the rounds; None where nothing can be divided."""
-    shares = [_share(one, other) for one, other in zip(values, base, strict=True)]
+    shares = [_share(first, second) for first, second in zip(values, base, strict=True)]
     known = [share for share in shares if share is not None]
     return round(statistics.median(known), 4) if known else None
 
 
-def _share(one: float, other: float) -> float | None:
+def _share(first: float, second: float) -> float | None:
     """How much larger; None beside 0, which AIPerf gives to chunks that one read brought."""
-    return round(one / other - 1, 4) if other else None
+    return round(first / second - 1, 4) if second else None
 
 
 def table(result: Any) -> str:
@@ -328,7 +328,7 @@ def find_server(chosen: argparse.Namespace, stack: ExitStack, folder: Path) -> S
         # So that answers are the engine's, and not the cache's.
         recipe = load_recipe(chosen.recipe, ("cache.enabled=false",))
         Builder(prepare(recipe, store, progress=report), store, report).run()
-        served = stack.enter_context(serving(recipe.words, recipe.name, store, folder / "logs"))
+        served = stack.enter_context(serving(recipe.argv, recipe.name, store, folder / "logs"))
         return Server(served.record.gateway_url, recipe.name, tokenizer.resolve())
     if chosen.gateway:
         delays = (chosen.first_ms, chosen.gap_ms, chosen.output_tokens)
@@ -363,9 +363,11 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pipeline-agreement-")))
         server = find_server(chosen, stack, folder)
-        one = Comparison(server, chosen, folder, aiperf)
+        comparison = Comparison(server, chosen, folder, aiperf)
         ways = {name: name for name in ("pipeline bench", "AIPerf")}
-        rows = compare(in_turns(ways, one.run, chosen.rounds, warm_up=0), chosen.within, chosen.output_tokens)
+        rows = compare(
+            in_turns(ways, comparison.run, chosen.rounds, warm_up=0), chosen.within, chosen.output_tokens
+        )
     told = ("concurrency", "requests", "input_tokens", "output_tokens", "rounds", "within")
     asked = {name: getattr(chosen, name) for name in told}
     result = {"server": server.model, **asked, "rows": rows}

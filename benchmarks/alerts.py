@@ -179,8 +179,8 @@ class Prometheus:
     def has_data(self, query: str) -> bool:
         return any(
             value not in ("NaN", "+Inf")
-            for one in self.ask("/api/v1/query", query=query)["result"]
-            for value in one["value"][1:]
+            for series in self.ask("/api/v1/query", query=query)["result"]
+            for value in series["value"][1:]
         )
 
     def _answers(self) -> bool:
@@ -338,7 +338,7 @@ async def drill(chosen: argparse.Namespace, folder: Path) -> int:
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
         kinds = {target_down(scale).name}
-        kinds |= {alert.name for one in watched for alert in alerts_of(one.recipe, scale)}
+        kinds |= {alert.name for deployment in watched for alert in alerts_of(deployment.recipe, scale)}
         prometheus = Prometheus(chosen.prometheus, folder)
         fired = Firings(prometheus, trouble)
         with prometheus.running():

@@ -232,13 +232,13 @@ class Arena:
     def _processes(self) -> dict[int, str]:
         """Processes that serve: number -> name. Helpers that come and go with requests are not among them."""
         below = processes_below(self._served.process.pid)
-        return {one.pid: one.name for one in below if one.name in self._names}
+        return {process.pid: process.name for process in below if process.name in self._names}
 
     def _memory_mib(self) -> float:
         total = 0.0
-        for one in processes_below(self._served.process.pid):
+        for process in processes_below(self._served.process.pid):
             with contextlib.suppress(OSError):
-                total += ProcessMemory.of(one.pid).total
+                total += ProcessMemory.of(process.pid).total
         return total
 
     def _restarts(self) -> dict[str, int]:
@@ -271,16 +271,16 @@ def table(result: Any) -> str:
     """Render the outcomes as Markdown."""
     rows = [
         (
-            one["name"],
-            " ".join(f"{status}×{count}" for status, count in one["sent"].items()),
-            f"{one['seconds']:.1f} s",
-            one["answers"],
-            f"{1000 * one['worst_first_s']:.0f} ms",
-            f"{1000 * one['worst_gap_s']:.0f} ms",
-            f"{one['grown_mib']:.0f} MiB",
-            "withstood" if not one["broken"] else "; ".join(one["broken"]),
+            row["name"],
+            " ".join(f"{status}×{count}" for status, count in row["sent"].items()),
+            f"{row['seconds']:.1f} s",
+            row["answers"],
+            f"{1000 * row['worst_first_s']:.0f} ms",
+            f"{1000 * row['worst_gap_s']:.0f} ms",
+            f"{row['grown_mib']:.0f} MiB",
+            "withstood" if not row["broken"] else "; ".join(row["broken"]),
         )
-        for one in result
+        for row in result
     ]
     head = (
         "attack", "attacker's answers", "took", "victim's answers", "worst TTFT", "worst gap", "memory peak", "verdict",
@@ -305,14 +305,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--after-s", type=float, default=2.0, help="time to watch after an attack")
     parser.add_argument("--json", action="store_true", help="print the outcomes as JSON, not as a table")
     chosen = parser.parse_args(arguments)
-    wanted = [one for one in ATTACKS if not chosen.names or one.name.startswith(tuple(chosen.names))]
+    wanted = [attack for attack in ATTACKS if not chosen.names or attack.name.startswith(tuple(chosen.names))]
     if not wanted:
         parser.error(
-            f"no attack begins with {', '.join(chosen.names)}; there are {', '.join(one.name for one in ATTACKS)}"
+            f"no attack begins with {', '.join(chosen.names)}; there are {', '.join(attack.name for attack in ATTACKS)}"
         )
     if chosen.list:
-        for one in wanted:
-            print(f"{one.name:<28}{one.what}")
+        for attack_name in wanted:
+            print(f"{attack_name.name:<28}{attack_name.what}")
         return 0
     store, recipe = Store.at(chosen.store), load_recipe(chosen.recipe)
     folder = Path(tempfile.mkdtemp(prefix="pipeline-attack-"))
@@ -324,9 +324,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with serving(words, recipe.name, store, folder / "logs") as served:
         target = Target(served.record, recipe.name, ATTACKER, Counter())
         outcomes = asyncio.run(Arena(served, store, target, chosen).run(wanted))
-    result = [dataclasses.asdict(one) for one in outcomes]
+    result = [dataclasses.asdict(outcome) for outcome in outcomes]
     print(json.dumps(result, indent=1) if chosen.json else table(result))
-    return int(any(one.broken for one in outcomes))
+    return int(any(outcome.broken for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -84,17 +84,19 @@ def measure(recipe: str, store: Store, formats: Sequence[str], form: str, bits: 
 def verdicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Compare each uniform format with the best `auto` of no more bits."""
     found = []
-    for one in rows:
-        mixes = [row for row in rows if row.format == "auto" and row.bits <= one.bits]
-        if one.format == "auto" or not mixes:
+    for candidate in rows:
+        mixes = [row for row in rows if row.format == "auto" and row.bits <= candidate.bits]
+        if candidate.format == "auto" or not mixes:
             continue
         best = min(mixes, key=lambda row: row.kl)
         word = "not told apart from"
-        if best.kl_high < one.kl_low:
+        if best.kl_high < candidate.kl_low:
             word = "better than"
-        elif best.kl_low > one.kl_high:
+        elif best.kl_low > candidate.kl_high:
             word = "worse than"
-        found.append({"format": one.format, "bits": one.bits, "auto_bits": best.bits, "verdict": word})
+        found.append(
+            {"format": candidate.format, "bits": candidate.bits, "auto_bits": best.bits, "verdict": word}
+        )
     return found
 
 
@@ -116,8 +118,8 @@ def table(result: dict[str, Any]) -> str:
     ]
     head = ("format", "bits a weight", "perplexity", "top-1 agreement", "KL, nats a position", "layers")
     said = [
-        f"- `auto` at {one['auto_bits']:.2f} bits is {one['verdict']} `{one['format']}` at {one['bits']:.2f}."
-        for one in result["verdicts"]
+        f"- `auto` at {row['auto_bits']:.2f} bits is {row['verdict']} `{row['format']}` at {row['bits']:.2f}."
+        for row in result["verdicts"]
     ]
     return "\n".join([markdown(head, lines), "", *said])
 

@@ -108,7 +108,7 @@ async def load(url: str, model: str, streams: int, batch_answers: Any) -> Sample
 
 def median(taken: list[Sample], key: str) -> float:
     """Median of one figure over the rounds."""
-    return round(statistics.median(getattr(one, key) for one in taken), 2)
+    return round(statistics.median(getattr(run, key) for run in taken), 2)
 
 
 def table(result: Any) -> str:

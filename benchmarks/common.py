@@ -75,7 +75,7 @@ def serving(argv: Sequence[str], name: str, store: Store, logs: Path) -> Iterato
         store: Store that has the package, or gets it.
         logs: Folder for its output.
     """
-    served = ServedDeployment.start((*argv, *store.words), name, store.running, logs, deadline_s=300)
+    served = ServedDeployment.start((*argv, *store.argv), name, store.running, logs, deadline_s=300)
     try:
         yield served
     finally:
@@ -107,7 +107,7 @@ def paired(
     ours: Sequence[Sample], theirs: Sequence[Sample], compare: Callable[[Sample, Sample], float]
 ) -> float:
     """Median of a comparison over the pairs of samples of a round, which met the same load."""
-    return statistics.median(compare(one, other) for one, other in zip(ours, theirs, strict=True))
+    return statistics.median(compare(run, other) for run, other in zip(ours, theirs, strict=True))
 
 
 def markdown(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

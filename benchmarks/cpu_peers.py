@@ -187,7 +187,7 @@ def summary(samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:
     rows, goals = [], []
     for way, taken in samples.items():
         names = (*RATES, *COSTS, "of_files_mb")
-        row = {"way": way, **{name: statistics.median(one[name] for one in taken) for name in names}}
+        row = {"way": way, **{name: statistics.median(run[name] for run in taken) for name in names}}
         if exact:
             row["as_f32"] = sum(a == b for a, b in zip(taken[0]["first_tokens"], exact, strict=True))
         rows.append({**row, "about": taken[0]["about"]})
@@ -197,13 +197,13 @@ def summary(samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:
         for way in (way for way in there if way.startswith("ours:") and peers):
             goal: dict[str, Any] = {"way": way, "bits": bits}
             for name in (*RATES, *COSTS):
-                one = verdict(
+                line = verdict(
                     [taken[name] for taken in samples[way]],
                     {peer: [taken[name] for taken in samples[peer]] for peer in peers},
                     less_is_better=name in COSTS,
                 )
-                goal[name] = {"word": one.word, "peer": one.peer, "times": one.times,
-                              "least": one.least, "most": one.most}  # fmt: skip
+                goal[name] = {"word": line.word, "peer": line.peer, "times": line.times,
+                              "least": line.least, "most": line.most}  # fmt: skip
             goals.append(goal)
     rounds = max((len(taken) for taken in samples.values()), default=0)
     return {"rounds": rounds, "rows": rows, "goals": goals}

@@ -72,7 +72,10 @@ def step_ms(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
                 if at >= 0:
                     times = taken.setdefault(name, {}).setdefault(precision, [])
                     times.append(1e3 * (time.perf_counter() - started))
-    return {name: {one: statistics.median(times) for one, times in by.items()} for name, by in taken.items()}
+    return {
+        name: {precision: statistics.median(times) for precision, times in by.items()}
+        for name, by in taken.items()
+    }
 
 
 def resident_mib(folder: Path, precision: str) -> int:
@@ -159,8 +162,8 @@ def run(checkpoint: Path | None, hidden: list[int], rounds: int, samples: int) -
                     "auto": PagedModel(folder, EngineSettings()).precision,
                     "step_ms": step_ms(folder, rounds),
                     **({"quality": quality(folder, source, samples)} if checkpoint else {}),
-                    "resident_mib": {one: resident_mib(folder, one) for one in PRECISIONS},
-                    "planned_mib": {one: planned_mib(source, one) for one in PRECISIONS},
+                    "resident_mib": {precision: resident_mib(folder, precision) for precision in PRECISIONS},
+                    "planned_mib": {precision: planned_mib(source, precision) for precision in PRECISIONS},
                 }
             )
     return found
@@ -169,22 +172,22 @@ def run(checkpoint: Path | None, hidden: list[int], rounds: int, samples: int) -
 def table(result: list[dict[str, Any]]) -> str:
     rows = [
         (
-            one["model"],
+            row["model"],
             load,
             *(f"{times[name]:.3f}" for name in PRECISIONS),
             f"{times['f32'] / times['bf16']:.2f}",
         )
-        for one in result
-        for load, times in one["step_ms"].items()
+        for row in result
+        for load, times in row["step_ms"].items()
     ]
     text = markdown(("model", "sequences", "f32, ms", "bf16, ms", "times as fast"), rows)
-    for one in result:
+    for row in result:
         memory = ", ".join(
-            f"{size} MiB in {name} (planned: {one['planned_mib'][name]})"
-            for name, size in one["resident_mib"].items()
+            f"{size} MiB in {name} (planned: {row['planned_mib'][name]})"
+            for name, size in row["resident_mib"].items()
         )
-        text += f"\n\n{one['model']}: auto is {one['auto']} here; resident {memory}."
-        if found := one.get("quality"):
+        text += f"\n\n{row['model']}: auto is {row['auto']} here; resident {memory}."
+        if found := row.get("quality"):
             text += (
                 f" Perplexity {found['f32_perplexity']:.4f} in f32, {found['bf16_perplexity']:.4f} in bf16 "
                 f"({found['perplexity_increase']:+.3%}), top-1 agreement {found['top1_agreement']:.2%}, over "

@@ -54,7 +54,7 @@ async def leave(ask: Ask, streams: int, seconds: float, seed: int) -> Counter[st
     """
     until, count = time.monotonic() + seconds, Counter[str]()
 
-    async def one(chance: random.Random) -> None:
+    async def ask_and_leave(chance: random.Random) -> None:
         while time.monotonic() < until:
             prompt = "".join(chance.choices("abcdefgh ", k=chance.randrange(5, 30)))
             begun = asyncio.Event()
@@ -76,7 +76,7 @@ async def leave(ask: Ask, streams: int, seconds: float, seed: int) -> Counter[st
 
     async with asyncio.TaskGroup() as group:
         for at in range(streams):
-            group.create_task(one(random.Random(f"{seed}/{at}")))
+            group.create_task(ask_and_leave(random.Random(f"{seed}/{at}")))
     return count
 
 

@@ -152,7 +152,7 @@ class Drill:
 
     async def strike_supervisor(self, row: Row, again: Detached, recovery_s: float) -> None:
         """Kill the supervisor, wait until nothing of the deployment is left, and start it again."""
-        family = [psutil.Process(one.pid) for one in processes_below(again.pid)]
+        family = [psutil.Process(process.pid) for process in processes_below(again.pid)]
         os.kill(again.pid, signal.SIGKILL)
         began = time.monotonic()
         row.times += 1
@@ -181,8 +181,8 @@ class Drill:
 
     def _pids(self, kind: str) -> list[int]:
         # The first is a guard, too: the one by which nothing outlives this program.
-        below = (one for one in processes_below(self._first) if one.pid != self._first)
-        return [one.pid for one in below if one.name == kind]
+        below = (process for process in processes_below(self._first) if process.pid != self._first)
+        return [process.pid for process in below if process.name == kind]
 
     async def _is_replaced(self, kind: str, old: int) -> bool:
         if old in (pids := self._pids(kind)) or not pids:
@@ -241,31 +241,31 @@ class Detached:
 
     def start(self) -> None:
         """Start it, on the same port each time, and wait until it is ready."""
-        self._run("serve", *self._words, "--detach", "--port", str(self._port), *self._store.words)
+        self._run("serve", *self._words, "--detach", "--port", str(self._port), *self._store.argv)
 
     def stop(self) -> None:
         """End it, if it runs."""
         record = RunningServer.read(self._store.running, self._name)
         if record is not None and psutil.pid_exists(record.pid):
-            self._run("stop", self._name, *self._store.words)
+            self._run("stop", self._name, *self._store.argv)
 
     def _run(self, *words: str) -> None:
         subprocess.run([sys.executable, "-m", "pipeline.cli.main", *words], check=True, stdout=sys.stderr)
 
 
-async def drill_supervisor(chosen: argparse.Namespace, one: Detached, store: Store, name: str) -> Row:
+async def drill_supervisor(chosen: argparse.Namespace, supervisor: Detached, store: Store, name: str) -> Row:
     load, row = (
-        KnownAnswerLoad(one.url, name, streams=chosen.streams, hung_s=chosen.hung_s),
+        KnownAnswerLoad(supervisor.url, name, streams=chosen.streams, hung_s=chosen.hung_s),
         Row(SUPERVISOR, "KILL"),
     )
-    drilled = Drill(one.pid, one.url, store, name, load)
+    drilled = Drill(supervisor.pid, supervisor.url, store, name, load)
     await drilled.wait_until_ready()
     await load.learn()
     load.may_be_cut, load.answers = ("cut", "refused"), row.answers
     async with load.running():
         for _ in range(chosen.times):
             await asyncio.sleep(BETWEEN_S)
-            await drilled.strike_supervisor(row, one, chosen.recovery_s)
+            await drilled.strike_supervisor(row, supervisor, chosen.recovery_s)
             await load.settle()
     _report(row, load)
     return row
@@ -282,8 +282,8 @@ async def drill(
 ) -> list[Row]:
     url = served.record.gateway_url
     load = KnownAnswerLoad(url, name, streams=chosen.streams, hung_s=chosen.hung_s)
-    one = Drill(served.process.pid, url, store, name, load, workers=chosen.workers)
-    await one.wait_until_ready()
+    drill = Drill(served.process.pid, url, store, name, load, workers=chosen.workers)
+    await drill.wait_until_ready()
     await load.learn()
     rows = []
     async with load.running():
@@ -293,14 +293,14 @@ async def drill(
                 rows.append(row)
                 load.may_be_cut = ("cut",) if kind in ("gateway", WORKER) else ()
                 load.answers = row.answers
-                before = await one.counts()
+                before = await drill.counts()
                 for _ in range(chosen.times):
                     await asyncio.sleep(BETWEEN_S)
-                    await one.strike(row, signal.Signals[f"SIG{name_of_signal}"], chosen.recovery_s)
+                    await drill.strike(row, signal.Signals[f"SIG{name_of_signal}"], chosen.recovery_s)
                     # What was under way belongs to it.
                     await load.settle()
                 if kind != "gateway":
-                    counted = await one.counts() - before
+                    counted = await drill.counts() - before
                     row.asked_again, row.saved, row.ended = (
                         counted[name] for name in ("asked_again", "saved", "ended")
                     )

@@ -64,11 +64,11 @@ def arguments(figure: PublishedFigure) -> dict[str, Any]:
 
 def compared(every: int) -> list[dict[str, Any]]:
     """Compute the errors of both, class by class."""
-    rows = [one for one in figures() if one.kind == "closed-loop"][::every]
+    rows = [figure for figure in figures() if figure.kind == "closed-loop"][::every]
     program = peer_environment("aiconfigurator") / "python"
     done = subprocess.run(
         [program, HERE / "peers" / "estimates_aiconfigurator.py"],
-        input=json.dumps([arguments(one) for one in rows]),
+        input=json.dumps([arguments(row) for row in rows]),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -89,16 +89,17 @@ def compared(every: int) -> list[dict[str, Any]]:
 
 def classes(rows: list[PublishedFigure]) -> list[tuple[Quantity, tuple[str, str, str]]]:
     """List the classes of rows."""
-    groups = sorted({one.group for one in rows})
+    groups = sorted({row.group for row in rows})
     return [(quantity, group) for quantity in QUANTITIES for group in groups]
 
 
 def row(quantity: Quantity, group: tuple[str, str, str], pairs: list[tuple[float, float]]) -> dict[str, Any]:
     """Sum up the errors of a class."""
     stored = next(
-        one
-        for one in figure_classes()
-        if (one.quantity, one.structure, one.format, one.generation) == (quantity, *group)
+        figure_class
+        for figure_class in figure_classes()
+        if (figure_class.quantity, figure_class.structure, figure_class.format, figure_class.generation)
+        == (quantity, *group)
     )
     ours, theirs = zip(*pairs, strict=True) if pairs else ((), ())
     return {
@@ -122,16 +123,16 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Render the errors as Markdown."""
     head = ("class", "rows", "ours", "AIConfigurator", "ours, bias", "AIConfigurator, bias", "ours, left out")
     lines = []
-    for one in rows:
-        figures_ = (one["ours"], one["aiconfigurator"])
-        biases = (one["bias"], one["aiconfigurator_bias"])
+    for row in rows:
+        figures_ = (row["ours"], row["aiconfigurator"])
+        biases = (row["bias"], row["aiconfigurator_bias"])
         lines.append(
             (
-                f"{one['quantity']}: {one['class']}",
-                str(one["rows"]),
+                f"{row['quantity']}: {row['class']}",
+                str(row["rows"]),
                 *("-" if value is None else f"{value:.1%}" for value in figures_),
                 *("-" if value is None else f"{value:+.1%}" for value in biases),
-                f"{one['left_out']:.1%}",
+                f"{row['left_out']:.1%}",
             )
         )
     return markdown(head, lines)

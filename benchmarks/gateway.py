@@ -235,9 +235,9 @@ async def measure(way: Way, streams: int, pace: Pace) -> Sample:
     requests = max(pace.requests, pace.per_stream * streams)
     before = processor_s(way.pid)
     records, level = await closed_loop(way.target(), way.conversation, streams, requests, pace.tokens)
-    tokens = sum(one.stats.chunks for one in (*records.warm_up, *records.counted))
+    tokens = sum(request.stats.chunks for request in (*records.warm_up, *records.counted))
     cpu_us = (processor_s(way.pid) - before) / tokens * 1e6
-    ttft_ms = [one.ttft_ms for one in records.counted if one.ttft_ms is not None]
+    ttft_ms = [request.ttft_ms for request in records.counted if request.ttft_ms is not None]
     return Sample(ttft_ms, level.output_tokens_per_s, cpu_us)
 
 
@@ -246,8 +246,8 @@ def processor_s(pid: int) -> float:
     if not pid:
         return 0.0
     first = psutil.Process(pid)
-    used = [one.cpu_times() for one in (first, *first.children(recursive=True))]
-    return sum(one.user + one.system for one in used)
+    used = [process.cpu_times() for process in (first, *first.children(recursive=True))]
+    return sum(times.user + times.system for times in used)
 
 
 def summary(
@@ -256,7 +256,7 @@ def summary(
     """One row for each way, of all its rounds together."""
 
     def ttft(name: str, percent: float) -> float:
-        return percentile([one for sample in samples[name] for one in sample.ttft_ms], percent)
+        return percentile([ttft_ms for sample in samples[name] for ttft_ms in sample.ttft_ms], percent)
 
     rows: list[dict[str, Any]] = []
     for name, taken in samples.items():
@@ -265,8 +265,8 @@ def summary(
             "pace": pace.name,
             "way": name,
             "streams": streams,
-            "tokens_per_s": round(statistics.median(one.tokens_per_s for one in taken)),
-            "cpu_us_per_token": round(statistics.mean(one.cpu_us for one in taken), 1) if way.pid else None,
+            "tokens_per_s": round(statistics.median(run.tokens_per_s for run in taken)),
+            "cpu_us_per_token": round(statistics.mean(run.cpu_us for run in taken), 1) if way.pid else None,
         }
         for percent in (50, 99):
             row[f"ttft_p{percent}_ms"] = round(ttft(name, percent), 3)

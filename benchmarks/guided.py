@@ -92,12 +92,12 @@ def large(into: Path) -> Path:
     words = [token for token in vocab if token.isascii() and len(token) > 1]
     taken = {token["id"] for token in content["added_tokens"]} | set(vocab.values())
     free: Iterator[int] = (id for id in itertools.count() if id not in taken)
-    for one, other in itertools.product(words, words):
+    for first, second in itertools.product(words, words):
         if len(taken) + 1 > LARGE:
             break
-        if one + other not in vocab:
-            vocab[one + other] = next(free)
-            taken.add(vocab[one + other])
+        if first + second not in vocab:
+            vocab[first + second] = next(free)
+            taken.add(vocab[first + second])
     path = into / "tokenizer.json"
     path.write_text(json.dumps(content), encoding="utf-8")
     return path

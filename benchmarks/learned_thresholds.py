@@ -273,8 +273,10 @@ def _print_replay(replay: Replay, seeds: Sequence[int]) -> None:
         for name, make in made.items():
             tallies = [replay.run(make(np.random.default_rng(seed)), seed) for seed in seeds]
             error = float(np.mean([tally.error for tally in tallies]))
-            kept = [one for one in singles if np.mean([tally.error for tally in one]) <= error]
-            best = max((np.mean([tally.hits / tally.requests for tally in one]) for one in kept), default=0.0)
+            kept = [tallies for tallies in singles if np.mean([tally.error for tally in tallies]) <= error]
+            best = max(
+                (np.mean([tally.hits / tally.requests for tally in tallies]) for tallies in kept), default=0.0
+            )
             hits, wrong = sum(tally.hits for tally in tallies), sum(tally.wrong for tally in tallies)
             requests = sum(tally.requests for tally in tallies)
             print(

@@ -89,7 +89,7 @@ def main() -> None:
         if chosen.each_guard:
             guards_alone(judged)
         for category in _large(pairs):
-            of_it = [one for one in judged if one.pair.category == category]
+            of_it = [outcome for outcome in judged if outcome.pair.category == category]
             if len(of_it) < len(judged):
                 print(f" {category}")
                 report(of_it, verifier.default_min_score)
@@ -101,10 +101,10 @@ def main() -> None:
 
 
 def _judged(pair: Pair, embedder: Embedder) -> JudgedPair:
-    one, other = _vector(pair.a, embedder), _vector(pair.b, embedder)
-    if one is None or other is None:
+    first, second = _vector(pair.a, embedder), _vector(pair.b, embedder)
+    if first is None or second is None:
         return JudgedPair(pair, NEVER, NEVER)
-    cosine = float(one @ other)
+    cosine = float(first @ second)
     score = default_verifier(None, ()).decide(pair.a, pair.b, cosine).score
     return JudgedPair(pair, cosine, score if cosine >= FLOOR else NEVER, frozenset(findings(pair.a, pair.b)))
 
@@ -118,8 +118,8 @@ def _large(pairs: Sequence[Pair]) -> list[str]:
 
 def report(judged: Sequence[JudgedPair], min_score: float) -> None:
     """Print what is served at a threshold, what the cosine serves with as many traps, and both curves."""
-    same = [one.pair.same for one in judged]
-    scores, cosines = [one.passing() for one in judged], [one.cosine for one in judged]
+    same = [outcome.pair.same for outcome in judged]
+    scores, cosines = [outcome.passing() for outcome in judged], [outcome.cosine for outcome in judged]
     served = [score >= min_score for score in scores]
     _print("true pairs served", [yes for yes, true in zip(served, same, strict=True) if true])
     traps = [yes for yes, true in zip(served, same, strict=True) if not true]
@@ -135,17 +135,23 @@ def report(judged: Sequence[JudgedPair], min_score: float) -> None:
 
 def guards_alone(judged: Sequence[JudgedPair]) -> None:
     """Print the curve without each guard, and what it alone finds of near pairs."""
-    same = [one.pair.same for one in judged]
+    same = [outcome.pair.same for outcome in judged]
     for guard in GUARDS:
-        alone = [one.pair.same for one in judged if one.forbidden == {guard} and one.score != NEVER]
+        alone = [
+            outcome.pair.same for outcome in judged if outcome.forbidden == {guard} and outcome.score != NEVER
+        ]
         found = f"(alone forbids {alone.count(False)} traps, {alone.count(True)} true pairs)"
-        _curve(f"without {guard}", [one.passing(guard) for one in judged], same, found)
+        _curve(f"without {guard}", [outcome.passing(guard) for outcome in judged], same, found)
 
 
 def traps_by_category(judged: Sequence[JudgedPair], min_score: float) -> None:
     """Print the categories of whose traps any is served."""
-    traps = Counter(one.pair.category for one in judged if not one.pair.same)
-    served = Counter(one.pair.category for one in judged if not one.pair.same and one.passing() >= min_score)
+    traps = Counter(outcome.pair.category for outcome in judged if not outcome.pair.same)
+    served = Counter(
+        outcome.pair.category
+        for outcome in judged
+        if not outcome.pair.same and outcome.passing() >= min_score
+    )
     for category, count in served.most_common() if len(traps) > 1 else ():
         print(f"  traps served of {category!r}: {count} of {traps[category]}")
 
@@ -234,15 +240,15 @@ def _print(what: str, served: Sequence[bool], of: int | None = None) -> None:
 def _time(embedder: Embedder, verifier: Verifier, judged: Sequence[JudgedPair]) -> None:
     """The new question has been embedded, as it has when a cache looks it up."""
     times: dict[bool, list[float]] = {True: [], False: []}
-    for one in judged[:_TIMED]:
+    for outcome in judged[:_TIMED]:
         for before, spent in times.items():
-            asked, kept = f"{one.pair.a} {before}", f"{one.pair.b} {before}"
+            asked, kept = f"{outcome.pair.a} {before}", f"{outcome.pair.b} {before}"
             if before:
                 verifier.prepare(kept)
             embedder(asked)
             verifier.prepare(asked)
             start = time.thread_time()
-            verifier.decide(asked, kept, one.cosine)
+            verifier.decide(asked, kept, outcome.cosine)
             spent.append(1e3 * (time.thread_time() - start))
     before, never = (statistics.median(spent) for spent in times.values())
     print(

@@ -176,8 +176,8 @@ class Comparison:
         after = [Counts.of(server) for server in self._servers]
         ended = records.counted
         return Sample(
-            [one.ttft_ms for one in ended if one.ttft_ms is not None],
-            sum(one.outcome != "complete" for one in ended),
+            [request.ttft_ms for request in ended if request.ttft_ms is not None],
+            sum(request.outcome != "complete" for request in ended),
             sum(now.prompt_tokens - then.prompt_tokens for then, now in zip(before, after, strict=True)),
             sum(now.reused_tokens - then.reused_tokens for then, now in zip(before, after, strict=True)),
             [now.requests - then.requests for then, now in zip(before, after, strict=True)],
@@ -188,24 +188,24 @@ def summary(servers: int, users: int, samples: Mapping[str, Sequence[Sample]]) -
     """One row for each way, of all its rounds together."""
     rows: list[dict[str, Any]] = []
     for spread, taken in samples.items():
-        reuse = [one.reused_tokens / one.prompt_tokens for one in taken]
-        busiest = [max(one.requests) / statistics.mean(one.requests) for one in taken]
-        ttft_ms = [value for one in taken for value in one.ttft_ms]
+        reuse = [run.reused_tokens / run.prompt_tokens for run in taken]
+        busiest = [max(run.requests) / statistics.mean(run.requests) for run in taken]
+        ttft_ms = [value for run in taken for value in run.ttft_ms]
         rows.append(
             {
                 "servers": servers,
                 "users": users,
                 "spread": spread,
                 "requests": len(ttft_ms),
-                "failed": sum(one.failed for one in taken),
+                "failed": sum(run.failed for run in taken),
                 "kv_reuse": round(
-                    sum(one.reused_tokens for one in taken) / sum(one.prompt_tokens for one in taken), 3
+                    sum(run.reused_tokens for run in taken) / sum(run.prompt_tokens for run in taken), 3
                 ),
                 "kv_reuse_of_rounds": [round(min(reuse), 3), round(max(reuse), 3)],
                 "ttft_p50_ms": round(percentile(ttft_ms, 50), 1),
                 "ttft_p95_ms": round(percentile(ttft_ms, 95), 1),
                 "ttft_p50_ms_of_rounds": [
-                    round(bound(percentile(one.ttft_ms, 50) for one in taken), 1) for bound in (min, max)
+                    round(bound(percentile(run.ttft_ms, 50) for run in taken), 1) for bound in (min, max)
                 ],
                 "busiest": round(statistics.mean(busiest), 2),
             }

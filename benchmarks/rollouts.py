@@ -97,24 +97,24 @@ async def answers(url: str) -> list[str]:
     """The answer to each question now, with nothing else under way."""
     async with OpenAITarget(url, NAME, timeout_s=60) as target:
         asked = [await ask(target, question) for question in range(len(QUESTIONS))]
-    for one in asked:
-        if one.fault:
-            raise SystemExit(f"{QUESTIONS[one.question]}: {one.fault}")
-    return [one.text for one in asked]
+    for answer in asked:
+        if answer.fault:
+            raise SystemExit(f"{QUESTIONS[answer.question]}: {answer.fault}")
+    return [answer.text for answer in asked]
 
 
 async def load(url: str, streams: int, stop: asyncio.Event) -> list[Asked]:
     """Ask on so many streams until told to stop."""
     asked: list[Asked] = []
 
-    async def one(target: OpenAITarget, at: int) -> None:
+    async def ask_at(target: OpenAITarget, at: int) -> None:
         while not stop.is_set():
             asked.append(await ask(target, at % len(QUESTIONS)))
             at += 1
 
     async with OpenAITarget(url, NAME, timeout_s=120) as target, asyncio.TaskGroup() as group:
         for at in range(streams):
-            group.create_task(one(target, at))
+            group.create_task(ask_at(target, at))
     return asked
 
 
@@ -148,27 +148,27 @@ def judge(
     asked: Sequence[Asked], made: Sequence[Exchange], expected: dict[str, list[str]], first: str
 ) -> dict[str, Any]:
     """Count what went wrong, and summarize times."""
-    failed = [one for one in asked if one.fault]
-    answered = [one for one in asked if not one.fault]
+    failed = [answer for answer in asked if answer.fault]
+    answered = [answer for answer in asked if not answer.fault]
     # From when on each package was served alone.
-    alone = [(float("-inf"), first), *((one.ended, one.package) for one in made)]
+    alone = [(float("-inf"), first), *((exchange.ended, exchange.package) for exchange in made)]
     wrong, stale, during, outside = list[Asked](), list[Asked](), list[Asked](), list[Asked]()
-    for one in answered:
-        overlaps = any(exchange.began <= one.ended and one.began <= exchange.ended for exchange in made)
-        (during if overlaps else outside).append(one)
-        if all(one.text != texts[one.question] for texts in expected.values()):
-            wrong.append(one)
+    for answer in answered:
+        overlaps = any(exchange.began <= answer.ended and answer.began <= exchange.ended for exchange in made)
+        (during if overlaps else outside).append(answer)
+        if all(answer.text != texts[answer.question] for texts in expected.values()):
+            wrong.append(answer)
         elif not overlaps:
-            package = [package for since, package in alone if since <= one.began][-1]
-            if one.text != expected[package][one.question]:
-                stale.append(one)
+            package = [package for since, package in alone if since <= answer.began][-1]
+            if answer.text != expected[package][answer.question]:
+                stale.append(answer)
 
     def ttft_ms(some: Sequence[Asked], percent: float) -> float | None:
-        values = [one.ttft_ms for one in some if one.ttft_ms is not None]
+        values = [some_answer.ttft_ms for some_answer in some if some_answer.ttft_ms is not None]
         return round(percentile(values, percent), 1) if values else None
 
     by_package = {
-        Path(package).name: sum(one.text == texts[one.question] for one in answered)
+        Path(package).name: sum(answer.text == texts[answer.question] for answer in answered)
         for package, texts in expected.items()
     }
     return {
@@ -180,15 +180,15 @@ def judge(
         "stale": len(stale),
         "exchanges": len(made),
         "exchange_s": {
-            "p50": round(percentile([one.seconds for one in made], 50), 1),
-            "max": max(one.seconds for one in made),
+            "p50": round(percentile([exchange.seconds for exchange in made], 50), 1),
+            "max": max(exchange.seconds for exchange in made),
         },
         "ttft_ms": {
             "during": {"p50": ttft_ms(during, 50), "p99": ttft_ms(during, 99)},
             "outside": {"p50": ttft_ms(outside, 50), "p99": ttft_ms(outside, 99)},
         },
-        "faults": sorted({one.fault for one in failed})[:5],
-        "wrong_answers": sorted({one.text for one in wrong})[:5],
+        "faults": sorted({answer.fault for answer in failed})[:5],
+        "wrong_answers": sorted({answer.text for answer in wrong})[:5],
     }
 
 
@@ -251,9 +251,9 @@ def main() -> int:
         expected = {packages[0]: asyncio.run(answers(url))}
         pipeline("rollout", str(recipes[1]), "--store", str(store))
         expected[packages[1]] = asyncio.run(answers(url))
-        for question, one, other in zip(QUESTIONS, *expected.values(), strict=True):
-            if one == other:
-                raise SystemExit(f"both packages answer {question!r} alike: {one!r}")
+        for question, first, second in zip(QUESTIONS, *expected.values(), strict=True):
+            if first == second:
+                raise SystemExit(f"both packages answer {question!r} alike: {first!r}")
         more = ["--in-place"] if options.in_place else []
         asked, made = asyncio.run(run(url, options.streams, options.exchanges, store, more))
     found = {"streams": options.streams, **judge(asked, made, expected, packages[1])}

@@ -102,7 +102,7 @@ def served(url: str, entry: str, pids: tuple[int, ...], asked: Asked, streams: i
     before = processor_s(pids) + time.process_time()
     target = TritonTarget(url, entry, None, timeout_s=TIMEOUT_S)
     records, level = asyncio.run(closed_loop(target, conversation, streams, ANSWERS * streams, asked.tokens))
-    tokens = sum(one.stats.output_tokens or 0 for one in (*records.warm_up, *records.counted))
+    tokens = sum(request.stats.output_tokens or 0 for request in (*records.warm_up, *records.counted))
     used = processor_s(pids) + time.process_time() - before
     return Sample(level.output_tokens_per_s, 1e6 * used / tokens)
 
@@ -110,7 +110,7 @@ def served(url: str, entry: str, pids: tuple[int, ...], asked: Asked, streams: i
 def processor_s(pids: tuple[int, ...]) -> float:
     """Processor time that processes have taken, as user and as system."""
     times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return sum(one.user + one.system for one in times)
+    return sum(time_.user + time_.system for time_ in times)
 
 
 def run(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -136,16 +136,16 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         }
         for streams in chosen.streams:
             samples = in_turns(ways, lambda way: way(streams), chosen.rounds, warm_up=1)  # noqa: B023
-            most = statistics.median(one.tokens_per_s for one in samples[ALONE])
+            most = statistics.median(sample.tokens_per_s for sample in samples[ALONE])
             for way, taken in samples.items():
-                speed = statistics.median(one.tokens_per_s for one in taken)
+                speed = statistics.median(run.tokens_per_s for run in taken)
                 rows.append(
                     {
                         "way": way,
                         "streams": streams,
                         "tokens_per_s": round(speed, 1),
                         "share": round(speed / most, 3),
-                        "cpu_us": round(statistics.median(one.cpu_us for one in taken)),
+                        "cpu_us": round(statistics.median(run.cpu_us for run in taken)),
                     }
                 )
         engine.close()

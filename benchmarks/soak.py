@@ -276,7 +276,7 @@ def last_words(logs: Path) -> Iterator[str]:
         lines = file.read_text(errors="replace").splitlines()
         for start, line in enumerate(lines):
             if re.match(r"Signal \((?!2\)|15\))", line):
-                yield "; ".join(" ".join(one.split()) for one in lines[start : start + 8])[:1000]
+                yield "; ".join(" ".join(line.split()) for line in lines[start : start + 8])[:1000]
                 break
 
 
@@ -288,16 +288,16 @@ def table(result: Any) -> str:
     """Render the result as Markdown, for the terminal and the page of measurements."""
     memory = [
         (
-            one["name"],
-            f"{one['seconds']:,} s",
-            f"{one['first_mib']:.1f} to {one['last_mib']:.1f} MiB",
-            f"{one['mib_per_10000_requests']:+.2f} MiB",
+            row["name"],
+            f"{row['seconds']:,} s",
+            f"{row['first_mib']:.1f} to {row['last_mib']:.1f} MiB",
+            f"{row['mib_per_10000_requests']:+.2f} MiB",
         )
-        for one in result["processes"]
+        for row in result["processes"]
     ]
     first = [
-        (f"to minute {one['minutes']:g}", one["streams"], *(one.get(f"p{p}_ms", "") for p in (50, 95, 99)))
-        for one in result["windows"]
+        (f"to minute {row['minutes']:g}", row["streams"], *(row.get(f"p{p}_ms", "") for p in (50, 95, 99)))
+        for row in result["windows"]
     ]
     told = (
         f"{result['requests']:,} requests in {result['minutes']:g} minutes, {result['left']:,} left by their clients, "
@@ -341,7 +341,7 @@ def main() -> None:
         cache = f"cache={{enabled: true, backend: {{kind: sqlite, path: {folder}/cache.sqlite}}}}"
         recipe = load_recipe(chosen.recipe, (cache,))
         package = Builder(prepare(recipe, store, progress=report), store, report).run().path
-        deployment, words = Deployment.load(package), (*recipe.words, *store.words)
+        deployment, words = Deployment.load(package), (*recipe.argv, *store.argv)
         keys = Path(folder) / "keys.yaml"
         tenants = "".join(f"  {name}: {{keys: [sk-{name}]}}\n" for name in TENANTS)
         keys.write_text(f"tenants:\n{tenants}")
@@ -391,7 +391,7 @@ def measure(
         "restarts": restarts,
         "exchanges": exchanges,
         "windows": soak.windows(),
-        "processes": [one.as_json() for one in soak.processes.values() if len(one.samples) >= LEAST_SAMPLES],
+        "processes": [p.as_json() for p in soak.processes.values() if len(p.samples) >= LEAST_SAMPLES],
         "broken": list(broken(soak, restarts, chosen.allow_mib, chosen.allow_ttft)),
     }
 

@@ -114,8 +114,8 @@ def measure(clients: list[httpx.Client], requests: int) -> Sample:
               for client in clients]  # fmt: skip
     began = time.monotonic()
     ids = [
-        client.post("/v1/batches", json=one).raise_for_status().json()["id"]
-        for client, one in zip(clients, wanted, strict=True)
+        client.post("/v1/batches", json=request).raise_for_status().json()["id"]
+        for client, request in zip(clients, wanted, strict=True)
     ]
     for client, id in zip(clients, ids, strict=True):
         wait_until_over(client, id, requests)
@@ -186,7 +186,7 @@ def main() -> None:
     rows = [
         {
             "way": name,
-            **{key: statistics.median(getattr(one, key) for one in taken) for key in asdict(taken[0])},
+            **{key: statistics.median(getattr(run, key) for run in taken) for key in asdict(taken[0])},
         }
         for name, taken in found.items()
     ]

@@ -24,7 +24,7 @@ from functools import cached_property
 import optuna
 
 from pipeline.bench.tune.search_space import Dimension, SearchSpace, Settings, Value
-from pipeline.bench.tune.surrogate import Tried, propose
+from pipeline.bench.tune.surrogate import Observation, propose
 
 TRIALS, NOISE, FORECAST_ERROR = 12, 0.02, 0.15
 VALUES: Mapping[str, Sequence[Value]] = {
@@ -88,7 +88,7 @@ class Space:
             places = [
                 2 * place / (len(values) - 1) - 1 for place, values in zip(at, VALUES.values(), strict=True)
             ]
-            gain += sum(weight * places[one] * places[other] for (one, other), weight in self.pairs.items())
+            gain += sum(weight * places[key] * places[other] for (key, other), weight in self.pairs.items())
         if self.kind == "plateaus":
             gain = round(10 * gain) / 10
         tokens = 100 * math.exp(gain)
@@ -131,14 +131,14 @@ def ours(space: Space, *, planned: bool = False) -> float:
         forecasts = [(space.settings(at), space.forecast(at)) for at in drawn]
     while len(tried) < TRIALS:
         trials = [
-            Tried(space.settings(at), math.log(measured) if missed <= 0 else None, max(0.0, missed))
+            Observation(space.settings(at), math.log(measured) if missed <= 0 else None, max(0.0, missed))
             for at, (measured, _, missed) in tried.items()
         ]
         chosen = propose(
             space.search,
             trials,
             forecasts,
-            lambda one: space.places(one) not in tried,
+            lambda settings: space.places(settings) not in tried,
             f"{space.seed}/{len(tried)}",
         )
         assert chosen is not None, "the space has far more settings than trials"

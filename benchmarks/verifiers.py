@@ -22,7 +22,7 @@ from pipeline.cache.semantic.cross_encoder import CrossEncoder, CrossEncoderVeri
 from pipeline.cache.semantic.decision import default_verifier
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.guards import GUARDS, findings
-from pipeline.cache.tuning.measuring import CountedShare, Measured, measure
+from pipeline.cache.tuning.measuring import CountedShare, PairMeasurements, measure
 from pipeline.cache.tuning.pairs import question_groups, read_pairs
 
 SHARES = (0.005, 0.01, 0.02, 0.05)  # of the traps
@@ -56,14 +56,16 @@ def main() -> None:
     for name, values in measured.scores.items():
         print(f"  {name:<16}" + "".join(f"{_told(measured, values, share):>26}" for share in SHARES))
     for name, compare in (
-        ("guards", lambda one, other: unguarded.decide(one, other, 0.9)),
+        ("guards", lambda first, second: unguarded.decide(first, second, 0.9)),
         ("cross-encoder", model),
     ):
         spent = _milliseconds(compare, [(pair.a, pair.b) for pair in pairs])
         print(f"  processor time of one comparison, {name}: {spent:.2f} ms")
 
 
-def _told(measured: Measured, values: np.ndarray[tuple[int], np.dtype[np.float64]], share: float) -> str:
+def _told(
+    measured: PairMeasurements, values: np.ndarray[tuple[int], np.dtype[np.float64]], share: float
+) -> str:
     passing = np.where(measured.unforbidden(measured.guards), values, -np.inf)
     traps = np.sort(passing[~measured.same])[::-1]
     above = traps[int(share * len(traps))]
@@ -74,11 +76,11 @@ def _told(measured: Measured, values: np.ndarray[tuple[int], np.dtype[np.float64
 def _milliseconds(compare: Callable[[str, str], object], pairs: list[tuple[str, str]]) -> float:
     compare(*pairs[0])
     times = []
-    for one, other in pairs[:_TIMED]:
+    for first, second in pairs[:_TIMED]:
         # One that has not been read before.
-        asked = f"Hello, {one}"
+        asked = f"Hello, {first}"
         start = time.thread_time()
-        compare(asked, other)
+        compare(asked, second)
         times.append(1e3 * (time.thread_time() - start))
     return statistics.median(times)
 

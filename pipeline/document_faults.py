@@ -3,8 +3,8 @@
     read_yaml(Model, path)                # the model, or InvalidInput with all that is wrong
     faults_of(error, Model, document)     # the same for a document that was read already
 
-An unknown key is told with its nearest neighbour; a bound with the range; a choice with all choices. Rules that span
-fields are the models' own.
+An unknown key is reported with its nearest neighbour; a bound with the range; a choice with all choices. Rules that
+span fields are the models' own.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ def located_errors(
 ) -> list[tuple[KeyPath, ErrorDetails]]:
     """Find the key of each error, in the order of the file; without those that the document's own faults explain."""
     errors = [(without_tags(model, detail["loc"]), detail) for detail in error.errors(include_url=False)]
-    errors = [one for one in errors if one[1]["input"] is not None or one[0] not in document.formless]
+    errors = [
+        located
+        for located in errors
+        if located[1]["input"] is not None or located[0] not in document.formless
+    ]
     return sorted(errors, key=lambda error: document.place(error[0]).line or 0)
 
 
@@ -248,7 +252,9 @@ def _allowed(path: KeyPath, model: type[BaseModel], data: Mapping[str, Any]) -> 
     elsewhere = [known for known in all_keys(model) if known.split(".")[-1] == key and known != dotted(path)]
     hint = near or (f"did you mean {elsewhere[0]}? " if elsewhere else "")
     if others and (name := tag(others[0])[0]):
-        hint = f"it belongs to {dotted((*path[:-1], name))} {' or '.join(tag(one)[1] for one in others)}; "
+        hint = (
+            f"it belongs to {dotted((*path[:-1], name))} {' or '.join(tag(member)[1] for member in others)}; "
+        )
     return f"{hint}allowed{' here' if elsewhere and not near else ''}: {', '.join(names)}"
 
 
@@ -290,7 +296,7 @@ def _choose(info: FieldInfo, value: Any) -> type[BaseModel] | None:
 
 
 def section_at(model: type[BaseModel], data: Any, path: KeyPath) -> type[BaseModel] | None:
-    """Find the section whose keys stand at `path`; None where there is none, or it cannot be told."""
+    """Find the section whose keys stand at `path`; None if there is none, or several are possible."""
     section: type[BaseModel] | None = model
     info: FieldInfo | None = None
     for part in path:
@@ -329,9 +335,9 @@ def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> KeyPa
     path: list[str | int] = []
     section: type[BaseModel] | None = model
     info: FieldInfo | None = None
-    rest = list(location)
-    while rest:
-        part = rest.pop(0)
+    parts = list(location)
+    while parts:
+        part = parts.pop(0)
         path.append(part)
         if info is not None and (isinstance(part, int) or _has_names(info)):
             sections, info = members(info.annotation), None
@@ -339,10 +345,10 @@ def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> KeyPa
             info = fields_of(section).get(str(part)) if section else None
             sections = members(info.annotation) if info else []
         section = sections[0] if len(sections) == 1 else None
-        if len(sections) > 1 and rest:
-            section = next((member for member in sections if tag(member)[1] == rest[0]), None)
+        if len(sections) > 1 and parts:
+            section = next((member for member in sections if tag(member)[1] == parts[0]), None)
             if section is not None:
-                rest.pop(0)
+                parts.pop(0)
     return tuple(path)
 
 

@@ -33,15 +33,15 @@ def install_line(*extras: str) -> str:
     return f"pip install '{DISTRIBUTION}{suffix}{f' @ {origin}' if origin else ''}'"
 
 
-def missing(what: str, error: ImportError, *extras: str) -> UserError:
+def missing(feature: str, error: ImportError, *extras: str) -> UserError:
     """Make the error for a part whose packages are not installed.
 
     Args:
-        what: the part that needs them, such as "the Hub".
+        feature: the part that needs them, such as "the Hub".
         error: error of the import.
         extras: names as in pyproject.toml that bring them.
     """
-    return UserError(f"{what} needs {error.name or error}: {install_line(*extras)}")
+    return UserError(f"{feature} needs {error.name or error}: {install_line(*extras)}")
 
 
 def _origin() -> str:

@@ -194,17 +194,17 @@ class GoldenComparison:
     @property
     def checks(self) -> tuple[BudgetCheck, ...]:
         """The budgets, but for that of perplexity, which no text tells."""
-        right, count, found = self.report.right, len(self.pairs), []
-        for budget, figure, what in (
+        right, count, checks = self.report.right, len(self.pairs), []
+        for budget, figure, outcome in (
             ("min_passed", right, "right"),
             ("min_equal", self.equal, "equal"),
             ("min_similar", self.similar, "similar"),
         ):
             limit: float | None = getattr(self.budgets, budget)
             if limit is not None:
-                text = f"{figure} of {count} answers {what}, {limit:.0%} needed"
-                found.append(BudgetCheck(budget, figure / count, limit, text))
-        return tuple(found)
+                text = f"{figure} of {count} answers {outcome}, {limit:.0%} needed"
+                checks.append(BudgetCheck(budget, figure / count, limit, text))
+        return tuple(checks)
 
     @property
     def passed(self) -> bool:

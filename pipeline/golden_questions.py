@@ -82,7 +82,7 @@ class GoldenQuestion(BaseModel):
         return self
 
     @property
-    def asked(self) -> str | list[dict[str, str]]:
+    def input(self) -> str | list[dict[str, str]]:
         """Question as a client takes it: a text, or messages."""
         return self.prompt if self.prompt is not None else [turn.model_dump() for turn in self.messages or ()]
 
@@ -204,9 +204,9 @@ class AnswerJudge:
             return fault
         self._end()
         if process.returncode == -signal.SIGXCPU:
-            what = "expression" if question.regex is not None else "schema"
+            kind = "expression" if question.regex is not None else "schema"
             shown = "" if question.regex is None else f" {question.regex!r}"
-            return f"cannot be judged: its {what}{shown} took more than {self._cpu_s:g} s of processor time"
+            return f"cannot be judged: its {kind}{shown} took more than {self._cpu_s:g} s of processor time"
         return f"cannot be judged: the process that does ended with exit code {process.returncode}"
 
     def __enter__(self) -> Self:
@@ -241,8 +241,8 @@ def main(cpu_s: float) -> int:
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.user + used.system + cpu_s), most))
         question, answer = json.loads(line)
         # As it was read: keys that have no value were left out there.
-        given = {name: value for name, value in question.items() if value is not None}
-        fault = GoldenQuestion.model_validate_json(json.dumps(given)).fault(answer)
+        fields = {name: value for name, value in question.items() if value is not None}
+        fault = GoldenQuestion.model_validate_json(json.dumps(fields)).fault(answer)
         print(json.dumps(fault), flush=True)
     return 0
 

@@ -31,7 +31,7 @@ class StartCancelled(ServerError):
     """A start was called off before the component was ready."""
 
 
-class GaveUp(ServerError):
+class RestartsExhausted(ServerError):
     """A component failed too often, and the policy says that this is the end."""
 
 
@@ -131,7 +131,7 @@ class Component(Protocol):
 
 
 class Listener(Protocol):
-    """Whoever is told of a component, such as the record of a deployment."""
+    """Receives the events of a component, such as the record of a deployment."""
 
     def set_state(self, component: str, state: KeptState, reason: str = "", **changes: Any) -> None:
         """Note a component's state, why it is not ready, and its `addresses` if they may have changed."""
@@ -287,7 +287,7 @@ class Keeper(threading.Thread):
         self._progress.say(fault)
         self.component.stop(at_once=True)
         if failing and policy.gives_up:
-            raise GaveUp(f"gave up on {title}: it {often}; the last time: {fault}")
+            raise RestartsExhausted(f"gave up on {title}: it {often}; the last time: {fault}")
         if failing and not self._tries:
             self._progress.say(f"{title} {often}: it is tried again from time to time, and all else goes on")
         self._tries += failing

@@ -36,7 +36,7 @@ def printable(text: str, *, lines: bool = True, colours: bool = False) -> str:
             printable(part, lines=lines) + colour for part, colour in zip(parts, kept, strict=True)
         )
     kept_too = "\n\t" if lines else ""
-    return _CONTROL.sub(lambda found: found[0] if found[0] in kept_too else _written_out(found[0]), text)
+    return _CONTROL.sub(lambda match: match[0] if match[0] in kept_too else _written_out(match[0]), text)
 
 
 def json_text(value: Any, **options: Any) -> str:
@@ -47,7 +47,7 @@ def json_text(value: Any, **options: Any) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, **options)
     # Line feeds come from `indent`; in strings they are written out already.
-    return _CONTROL.sub(lambda found: "\n" if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: "\n" if match[0] == "\n" else f"\\u{ord(match[0]):04x}", text)
 
 
 class PrintableFormatter(logging.Formatter):

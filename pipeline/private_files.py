@@ -66,14 +66,14 @@ def tighten(file: Path) -> None:
         _log.warning("%s can be read by others, and its mode cannot be changed: %s", file, error.strerror)
 
 
-def warn_if_readable(file: Path, what: str, *, by: int = _OTHERS) -> None:
+def warn_if_readable(file: Path, consequence: str, *, by: int = _OTHERS) -> None:
     """Log a warning if a regular file has one of the permission bits `by`."""
     try:
         mode = _readable_by_others(file, by)
     except OSError:
         return
     if mode is not None:
-        _log.warning("%s: %s (mode %04o): run chmod 600 %s", file, what, mode, file)
+        _log.warning("%s: %s (mode %04o): run chmod 600 %s", file, consequence, mode, file)
 
 
 def _readable_by_others(file: Path, bits: int) -> int | None:

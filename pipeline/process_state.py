@@ -194,25 +194,25 @@ class HangJudge:
     _used_s: float = field(default=0.0, init=False)
     _waited_s: float = field(default=0.0, init=False)
 
-    def judge(self, late_s: float, seen: ProcessActivity) -> bool:
+    def judge(self, late_s: float, activity: ProcessActivity) -> bool:
         """Take in what was seen, and decide.
 
         Args:
             late_s: How long the answer has been awaited, in seconds.
-            seen: Activity of the process so far.
+            activity: Activity of the process so far.
         """
         if self._last is None:
             self._since_s = late_s
         else:
             # Both are sums over processes, which may shrink when one of them ends.
-            self._used_s += max(0.0, seen.cpu_s - self._last.cpu_s)
-            self._waited_s += max(0.0, seen.waited_s - self._last.waited_s)
-        self._last = seen
+            self._used_s += max(0.0, activity.cpu_s - self._last.cpu_s)
+            self._waited_s += max(0.0, activity.waited_s - self._last.waited_s)
+        self._last = activity
         looked_s = late_s - self._since_s
         # A wait that goes on has not been added yet.
-        waiting_s = seen.pressure * looked_s if seen.works else 0.0
+        waiting_s = activity.pressure * looked_s if activity.works else 0.0
         starved_s = min(looked_s, max(self._waited_s, waiting_s))
-        works = seen.works or self._used_s > _BUSY_SHARE * late_s
+        works = activity.works or self._used_s > _BUSY_SHARE * late_s
         most_s = _BUSY_ANSWER_S if works else _ANSWER_S
         return late_s - starved_s > most_s or late_s > _STARVED_ANSWER_S
 
@@ -223,7 +223,7 @@ class ProcessPulse:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         # Since when an answer is awaited, by `time.monotonic()`, and what is thought of the process since.
-        self._asked: float | None = None
+        self._asked_at: float | None = None
         self._judge = HangJudge()
         self._looked = time.monotonic()
         self._stopped_since: float | None = None
@@ -231,15 +231,15 @@ class ProcessPulse:
     @property
     def awaited(self) -> bool:
         """Whether an answer is awaited."""
-        return self._asked is not None
+        return self._asked_at is not None
 
     def ask(self) -> None:
         """Note that an answer is awaited from now on."""
-        self._asked, self._judge = time.monotonic(), HangJudge()
+        self._asked_at, self._judge = time.monotonic(), HangJudge()
 
     def hear(self) -> None:
         """Note that it has answered."""
-        self._asked = None
+        self._asked_at = None
 
     def fault(self) -> str | None:
         """Say what is wrong with it, as "is stopped" or "does not answer for 3.2 s"; None if nothing is.
@@ -256,13 +256,13 @@ class ProcessPulse:
             self._stopped_since = now
         elif now - self._stopped_since > STOPPED_S:
             return "is stopped"
-        if self._asked is None:
+        if self._asked_at is None:
             return None
         if held_up:
             # The answer may be there, and not have been read.
             self.ask()
             return None
-        late_s = now - self._asked
+        late_s = now - self._asked_at
         if late_s < _LOOK_S or not self._judge.judge(late_s, ProcessActivity.of(self._pid)):
             return None
         return f"does not answer for {late_s:.1f} s"

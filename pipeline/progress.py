@@ -42,10 +42,10 @@ class Silent:
 
     @contextmanager
     def task(self, label: str, total: float | None = None, unit: str = "") -> Iterator[Task]:  # noqa: ARG002
-        yield _Nothing()
+        yield _SilentTask()
 
 
-class _Nothing:
+class _SilentTask:
     def advance(self, amount: float = 1) -> None:
         pass
 

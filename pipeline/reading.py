@@ -93,7 +93,7 @@ def read_text(path: Path, most: int = MAX_BYTES) -> str:
 
 
 def decode(content: bytes, where: Path | str) -> str:
-    """UTF-8 as text. Raises UnreadableFile with the line of the first byte that is none."""
+    """Decode UTF-8. Raises UnreadableFile with the line of the first invalid byte."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -130,14 +130,14 @@ def parse_json(content: bytes | str, where: Path | str, kind: type = dict) -> An
 
 
 def checked_json(text: str, kind: type = dict) -> Any:
-    """The value of a JSON text. Raises ValueError for what is none, nested too deeply, or another kind of value."""
+    """Parse a JSON text. Raises ValueError if it is malformed, nested too deeply, or another kind of value."""
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if not isinstance(value, kind):
-        found = "null" if value is None else _KINDS.get(type(value), "a number")
-        raise ValueError(f"is not {_KINDS[kind]}, but {found}")
+        actual = "null" if value is None else _KINDS.get(type(value), "a number")
+        raise ValueError(f"is not {_KINDS[kind]}, but {actual}")
     if "\\u" in text or not text.isascii():
         check_text(value)
     return value
@@ -156,19 +156,19 @@ def check_text(value: Any) -> None:
     """Raises ValueError if a text in a value holds half of a surrogate pair, which UTF-8 cannot encode."""
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
+        part = waiting.pop()
+        if isinstance(part, str):
             try:
-                one.encode()
+                part.encode()
             except UnicodeEncodeError as error:
-                half = f"\\u{ord(one[error.start]):04x}"
+                half = f"\\u{ord(part[error.start]):04x}"
                 raise ValueError(
                     f"holds {half}, which is half of a character: write both halves, or none"
                 ) from None
-        elif isinstance(one, Mapping):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, Sequence):
-            waiting += one
+        elif isinstance(part, Mapping):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, Sequence):
+            waiting += part
 
 
 def read_tokenizer(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Settings of one subject, told once: a model whose fields become options, help, JSON messages and manifest fields.
+"""Settings of one subject, declared once: a model whose fields become options, help, JSON messages and manifest fields.
 
 A room declares its settings where they are meant; `pipeline.cli.settings_options` makes the options of a command line.
 

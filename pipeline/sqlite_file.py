@@ -42,9 +42,9 @@ def open_database(
         _write_ahead(connection)
         connection.execute(f"PRAGMA synchronous = {'FULL' if power_safe else 'NORMAL'}")
         _create(connection, tables, version)
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
-        if found != version:
-            text = f"is {kind} of version {found}, this is {version}; purge it, or name another file"
+        stored = connection.execute("PRAGMA user_version").fetchone()[0]
+        if stored != version:
+            text = f"is {kind} of version {stored}, this is {version}; purge it, or name another file"
             raise sqlite3.DatabaseError(text)
     except BaseException:
         connection.close()

@@ -126,7 +126,7 @@ LIGHT_MODULES = (
 def test_light_modules_start_without_heavy_packages() -> None:
     loaded = f"[name for name in {HEAVY!r} if name in sys.modules]"
     code = "import sys\n" + "".join(
-        f"import pipeline.{one}; print({one!r}, *{loaded})\n" for one in LIGHT_MODULES
+        f"import pipeline.{module}; print({module!r}, *{loaded})\n" for module in LIGHT_MODULES
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True

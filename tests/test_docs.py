@@ -61,7 +61,7 @@ def test_examples_import_what_is_there() -> None:
             for node in ast.walk(ast.parse(block)):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline"):
                     module = importlib.import_module(str(node.module))
-                    missing = [one.name for one in node.names if not hasattr(module, one.name)]
+                    missing = [name.name for name in node.names if not hasattr(module, name.name)]
                     wrong += [f"{page.relative_to(ROOT)}: {node.module}.{name}" for name in missing]
     assert wrong == []
 
@@ -94,7 +94,9 @@ def _unknown(text: str) -> list[str]:
                 wrong.append(f"pipeline{found[1]}")
                 break
             command = inner
-        known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)} | {"--help"}
+        known = {
+            name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)
+        } | {"--help"}
         rest = found["rest"].partition(" #")[0].partition("   ")[0].partition(" | ")[0]
         wrong += [
             f"pipeline{found[1]} {name}"
@@ -134,7 +136,7 @@ def undocumented(node: ast.stmt) -> Iterator[str]:
     for function in functions:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        decorators = {ast.unparse(one).rpartition(".")[2] for one in function.decorator_list}
+        decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in function.decorator_list}
         hidden = function.name.startswith("_") and function.name != "__init__"
         if hidden or decorators & {"property", "cached_property", "overload"}:
             continue

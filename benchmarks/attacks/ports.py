@@ -47,9 +47,9 @@ async def http_depth(target: Target) -> None:
 async def http_shapes(target: Target) -> None:
     path = f"/v2/models/{WHOLE}/infer"
     for shape in ([1, 1 << 40], [1 << 62, 4], [1 << 31] * 2):
-        one = {"name": "TOKENS_BATCH", "datatype": "INT32", "shape": shape, "data": [1]}
-        await post(target, path, json={"inputs": [one]})
-        await post(target, path, content=f'{{"inputs": {json.dumps([one])}, "inputs": []}}')
+        tensor = {"name": "TOKENS_BATCH", "datatype": "INT32", "shape": shape, "data": [1]}
+        await post(target, path, json={"inputs": [tensor]})
+        await post(target, path, content=f'{{"inputs": {json.dumps([tensor])}, "inputs": []}}')
     tokens = [
         {"name": "TOKENS_BATCH", "datatype": "INT32", "shape": [1, 1, 2], "data": [3, 4]},
         {"name": "SEQUENCE_LENGTH", "datatype": "INT32", "shape": [1, 1], "data": [2]},

@@ -32,5 +32,5 @@ def estimate(arguments: dict[str, Any]) -> list[float] | None:
 
 asked = json.load(sys.stdin)
 printed, sys.stdout = sys.stdout, sys.stderr
-answers = [estimate(one) for one in asked]
+answers = [estimate(question) for question in asked]
 json.dump(answers, printed)

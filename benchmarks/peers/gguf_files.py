@@ -76,9 +76,9 @@ def write(checkpoint: Path, into: Path, form: str) -> None:
     writer.add_vocab_size(config["vocab_size"])
     vocabulary = {
         **tokenizer["model"]["vocab"],
-        **{one["content"]: one["id"] for one in tokenizer["added_tokens"]},
+        **{token["content"]: token["id"] for token in tokenizer["added_tokens"]},
     }
-    special = {one["id"] for one in tokenizer["added_tokens"]}
+    special = {token["id"] for token in tokenizer["added_tokens"]}
     kinds = [
         gguf.TokenType.CONTROL if at in special else gguf.TokenType.NORMAL for at in range(len(vocabulary))
     ]

@@ -122,5 +122,5 @@ class FleetResult:
     def changes(self) -> tuple[int, int, int]:
         """How often replicas were added and removed, and how often one followed the other."""
         steps = [after - before for before, after in pairwise(self.samples[:, 4].tolist()) if after != before]
-        turns = sum((one > 0) != (next_one > 0) for one, next_one in pairwise(steps))
+        turns = sum((step > 0) != (next_one > 0) for step, next_one in pairwise(steps))
         return sum(step > 0 for step in steps), sum(step < 0 for step in steps), turns

@@ -58,7 +58,9 @@ class RandomRouting:
             replica = self._chance.choice(self._ready)
             if replica.in_flight < replica.service.slots:
                 return replica
-        return self._chance.choice([one for one in self._ready if one.in_flight < one.service.slots])
+        return self._chance.choice(
+            [replica for replica in self._ready if replica.in_flight < replica.service.slots]
+        )
 
 
 class LeastLoadRouting:

@@ -221,7 +221,7 @@ class Fleet:
 
     def _notice(self, now: float, replica: Replica) -> None:
         if replica.is_open:
-            self._open_changed([one for one in self._open if one is not replica])
+            self._open_changed([candidate for candidate in self._open if candidate is not replica])
         again = []
         for request in replica.abandon():
             if request.first_token_s is None:
@@ -276,12 +276,12 @@ class Fleet:
         # Of a node that is lost, the pod is the first to go.
         surplus = max(0, len(self._alive) - wanted) if wanted < self._wanted else 0
         self._wanted = wanted
-        youngest = sorted(self._alive, key=lambda one: (one.state != "starting", -one.number))
+        youngest = sorted(self._alive, key=lambda replica: (replica.state != "starting", -replica.number))
         for replica in youngest[:surplus]:
             was_open = replica.is_open
             replica.state = "draining"
             if was_open:
-                self._open_changed([one for one in self._open if one is not replica])
+                self._open_changed([candidate for candidate in self._open if candidate is not replica])
             if not replica.in_flight:
                 self._remove(now, replica)
 

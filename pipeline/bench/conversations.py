@@ -86,8 +86,8 @@ class BenchWorkload:
     def _too_long(self) -> Iterator[Fault]:
         """Yield lengths that the deployment would have to refuse."""
         subject, prefix = self._subject, self._shape.prefix_tokens
-        asked = prefix + self._around.first + math.ceil(self._prompts.high or self._prompts.mean)
-        if self._file is None and asked > subject.max_prompt:
+        prompt_tokens = prefix + self._around.first + math.ceil(self._prompts.high or self._prompts.mean)
+        if self._file is None and prompt_tokens > subject.max_prompt:
             parts = f"{prefix} of the prefix, {self._around.first} of the chat template and {self._prompts}"
             yield Fault(
                 f"are more than the {subject.max_prompt} tokens that a prompt may have",

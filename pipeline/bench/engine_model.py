@@ -48,8 +48,8 @@ class EngineModel:
             ServerError: A request was refused, or broke off.
         """
         with ThreadPoolExecutor(_STREAMS) as pool:
-            asked = [pool.submit(self._answer, tuple(prompt), most) for prompt, most in prompts]
-            return [future.result() for future in asked]
+            futures = [pool.submit(self._answer, tuple(prompt), most) for prompt, most in prompts]
+            return [future.result() for future in futures]
 
     def scores(self, answers: Sequence[EngineAnswer]) -> list[tuple[float, ...]]:
         """Score answers of this or another engine.
@@ -61,11 +61,11 @@ class EngineModel:
             ServerError: A request was refused, such as by an engine that was built without generation logits.
         """
         with ThreadPoolExecutor(_STREAMS) as pool:
-            asked = [
-                [pool.submit(self._score, answer, at) for at in range(len(answer.tokens))]
+            futures = [
+                [pool.submit(self._score, answer, index) for index in range(len(answer.tokens))]
                 for answer in answers
             ]
-            return [tuple(token.result() for token in tokens) for tokens in asked]
+            return [tuple(token.result() for token in tokens) for tokens in futures]
 
     def _answer(self, prompt: tuple[int, ...], most: int) -> EngineAnswer:
         tokens, log_probs = list[int](), list[float]()
@@ -76,8 +76,8 @@ class EngineModel:
             log_probs += [] if returned is None else returned.reshape(-1)[:length].tolist()
         return EngineAnswer(prompt, tuple(tokens), tuple(log_probs) or None)
 
-    def _score(self, answer: EngineAnswer, at: int) -> float:
-        before, token = (*answer.prompt, *answer.tokens[:at]), answer.tokens[at]
+    def _score(self, answer: EngineAnswer, index: int) -> float:
+        before, token = (*answer.prompt, *answer.tokens[:index]), answer.tokens[index]
         for response in self._ask(before, 1, "return_generation_logits", "generation_logits"):
             if "generation_logits" in response:
                 logits = response["generation_logits"].reshape(-1).astype(np.float64)
@@ -111,12 +111,12 @@ class EngineModel:
                     tensor = grpc.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
                     tensor.set_data_from_numpy(value)
                     tensors.append(tensor)
-            wanted = [name for name in ("output_ids", "sequence_length", output) if name in config.outputs]
+            outputs = [name for name in ("output_ids", "sequence_length", output) if name in config.outputs]
             client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=_TIMEOUT_S)
             client.async_stream_infer(
                 TARGET_MODEL,
                 tensors,
-                outputs=[grpc.InferRequestedOutput(name) for name in wanted],
+                outputs=[grpc.InferRequestedOutput(name) for name in outputs],
                 enable_empty_final_response=True,
             )
             while not over:
@@ -124,7 +124,7 @@ class EngineModel:
                 over = error is not None
                 if over:
                     raise ServerError(f"{TARGET_MODEL} refused a prompt of {len(prompt)} tokens: {error}")
-                response = {name: array for name in wanted if (array := result.as_numpy(name)) is not None}
+                response = {name: array for name in outputs if (array := result.as_numpy(name)) is not None}
                 responses += [response] if "output_ids" in response else []
                 over = result.get_response().parameters["triton_final_response"].bool_param
         except queue.Empty:

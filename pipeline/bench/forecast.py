@@ -112,13 +112,13 @@ class BenchCalibration:
 
     @property
     def helps(self) -> bool:
-        """Whether loads left out are forecast no worse than before in most figures, as far as can be told."""
-        found = [
+        """Whether held-out loads are forecast no worse than before in most figures; true without any."""
+        improved = [
             errors.left_out <= errors.before
             for errors in self.fit.calibration.errors.values()
             if errors.left_out is not None and errors.before is not None
         ]
-        return not found or 2 * sum(found) > len(found)
+        return not improved or 2 * sum(improved) > len(improved)
 
 
 def calibrate_recipe(recipe: Recipe, store: Store, files: Sequence[Path]) -> BenchCalibration:

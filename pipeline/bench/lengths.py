@@ -26,7 +26,7 @@ class Lengths:
         """Read `N`, `MEAN~DEVIATION` or `LOW-HIGH`.
 
         Raises:
-            ValueError: It is none of them, or allows lengths below 1; the text says what is expected.
+            ValueError: The text has another form, or allows lengths below 1; the message says what is expected.
         """
         if even := re.fullmatch(r"(\d+)-(\d+)", text):
             low, high = int(even[1]), int(even[2])
@@ -36,11 +36,11 @@ class Lengths:
             return cls(int(normal[1]), float(normal[2] or 0))
         raise ValueError(f"{text!r} is no length in tokens: write N, MEAN~DEVIATION or LOW-HIGH")
 
-    def draw(self, chance: random.Random, most: int) -> int:
+    def draw(self, rng: random.Random, most: int) -> int:
         """Draw a length from 1 to `most`."""
         if self.low is not None and self.high is not None:
-            return min(most, chance.randint(self.low, self.high))
-        return max(1, min(most, round(chance.gauss(self.mean, self.spread))))
+            return min(most, rng.randint(self.low, self.high))
+        return max(1, min(most, round(rng.gauss(self.mean, self.spread))))
 
     def __repr__(self) -> str:
         if self.low is not None:

@@ -47,7 +47,7 @@ class RequestMeasurement:
         error: Why it was refused or failed.
         asked_tokens: Tokens that the answer had to have; None where the model decides.
         text: Text of an answer whose tokens the server did not count, until they are counted here.
-        tokens_by: Who counted its tokens; `chunks` where nobody has.
+        tokens_by: Source of its token count; `chunks` if there is no count.
     """
 
     due_s: float
@@ -372,10 +372,10 @@ class _Run:
     async def look(self, watch: Callable[[LoadRecords, float], None] | None) -> None:
         """Record how much later than planned this process runs, which adds to the latencies that it measures."""
         while True:
-            wanted = time.perf_counter() + _LOOK_S
+            due = time.perf_counter() + _LOOK_S
             await asyncio.sleep(_LOOK_S)
             if self.now_s() >= self._period.warm_up_s:
-                self.records.late_ms.append(max(0.0, time.perf_counter() - wanted) * 1e3)
+                self.records.late_ms.append(max(0.0, time.perf_counter() - due) * 1e3)
             if watch is not None:
                 watch(self.records, self.now_s())
 
@@ -387,9 +387,9 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
         rate: Mean arrivals per second.
         seed: The same seed gives the same times.
     """
-    chance, now = random.Random(seed), 0.0
+    rng, now = random.Random(seed), 0.0
     while True:
-        now += chance.expovariate(rate)
+        now += rng.expovariate(rate)
         yield now
 
 

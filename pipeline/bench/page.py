@@ -77,8 +77,8 @@ def render_page(template: str, **values: Any) -> str:
 
 def _shown(result: BenchResult) -> LevelResult | None:
     """Load whose time line is open: the largest that held, else the smallest."""
-    held = [level for level in result.levels if level.holds()]
-    return max(held, key=lambda level: level.value) if held else next(iter(result.levels), None)
+    within_slo = [level for level in result.levels if level.holds()]
+    return max(within_slo, key=lambda level: level.value) if within_slo else next(iter(result.levels), None)
 
 
 def _about(result: BenchResult) -> Iterator[tuple[str, str]]:
@@ -93,8 +93,8 @@ def _about(result: BenchResult) -> Iterator[tuple[str, str]]:
     if package := target.get("package"):
         yield "Package", str(package)[:16]
     lengths = [
-        f"{words} of {work[key]} tokens"
-        for key, words in (("prompt_tokens", "prompts"), ("answer_tokens", "answers"))
+        f"{label} of {work[key]} tokens"
+        for key, label in (("prompt_tokens", "prompts"), ("answer_tokens", "answers"))
         if work.get(key)
     ]
     extra = [

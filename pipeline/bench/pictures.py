@@ -120,9 +120,9 @@ def _latency_figure(result: BenchResult, name: str, measured: _Measured) -> Call
                 label=f"p{percent}", **_LINE,
             )  # fmt: skip
         shown = [value for _, _, latency in measured for value in (latency.p50, latency.p99)]
-        for target, wanted in _targets(result, name):
-            _slo_line(axes, wanted, f"SLO: {target.split('_')[1]} {wanted:g} ms", across=True)
-            shown.append(wanted)
+        for target, target_ms in _targets(result, name):
+            _slo_line(axes, target_ms, f"SLO: {target.split('_')[1]} {target_ms:g} ms", across=True)
+            shown.append(target_ms)
         if name in _FORECASTS:
             shown += _forecast_line(axes, result, *_FORECASTS[name])
         _load_axis(axes, result.levels)
@@ -201,8 +201,8 @@ def _distribution_figure(result: BenchResult, name: str, measured: _Measured) ->
             edges, counts = latency.histogram
             reached = [0.0, *(100 * count / latency.count for count in accumulate(counts))]
             axes.plot(edges, reached, color=color, linewidth=1.5, label=f"{level.value:g}")
-        for _, wanted in _targets(result, name):
-            _slo_line(axes, wanted, f"SLO {wanted:g} ms", across=False)
+        for _, target_ms in _targets(result, name):
+            _slo_line(axes, target_ms, f"SLO {target_ms:g} ms", across=False)
         ends = [
             edge for _, _, latency in measured for edge in latency.histogram[0][:: len(latency.histogram[1])]
         ]
@@ -233,9 +233,9 @@ def timeline_picture(level: LevelResult, number: int) -> Picture | None:
                 kept = [(at_s, value) for at_s, value in zip(times, values, strict=True) if value is not None]
                 points, label = zip(*kept, strict=True), f"p{percent}"
                 axes.plot(*points, color=color, linewidth=1.3, marker=".", markersize=3, label=label)
-            wanted = targets.get(f"{name}_p95_ms", targets.get(f"{name}_p99_ms"))
-            if wanted is not None:
-                _slo_line(axes, wanted, "SLO", across=True)
+            target_ms = targets.get(f"{name}_p95_ms", targets.get(f"{name}_p99_ms"))
+            if target_ms is not None:
+                _slo_line(axes, target_ms, "SLO", across=True)
             axes.set_title(f"{name.upper()}, ms", loc="left")
         first.legend(loc="upper left", ncols=2)
         tokens.plot(times, [window.output_tokens_per_s for window in windows], color=_P50, linewidth=1.3)
@@ -255,7 +255,9 @@ def timeline_picture(level: LevelResult, number: int) -> Picture | None:
 
 
 def _targets(result: BenchResult, name: str) -> list[tuple[str, float]]:
-    return [(target, wanted) for target, wanted in result.slo.items() if target.startswith(f"{name}_")]
+    return [
+        (target, target_value) for target, target_value in result.slo.items() if target.startswith(f"{name}_")
+    ]
 
 
 def _picture(title: str, name: str, alt: str, draw: Callable[[], Any]) -> Picture:
@@ -317,10 +319,10 @@ def _value_axis(
     (axes.set_ylabel if upright else axes.set_xlabel)(unit)
 
 
-def _slo_line(axes: Any, wanted: float, label: str, *, across: bool) -> None:
-    (axes.axhline if across else axes.axvline)(wanted, color=_SLO, linestyle=(0, (5, 3)), linewidth=1.3)
-    place, fractions = ((0, wanted), ("axes fraction", "data")) if across else (
-        (wanted, 0.03), ("data", "axes fraction")
+def _slo_line(axes: Any, value: float, label: str, *, across: bool) -> None:
+    (axes.axhline if across else axes.axvline)(value, color=_SLO, linestyle=(0, (5, 3)), linewidth=1.3)
+    place, fractions = ((0, value), ("axes fraction", "data")) if across else (
+        (value, 0.03), ("data", "axes fraction")
     )  # fmt: skip
     axes.annotate(
         label, place, xycoords=fractions, ha="left" if across else "right", va="bottom",

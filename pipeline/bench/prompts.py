@@ -92,8 +92,8 @@ class _Line(BaseModel):
             return ({"role": "system", "content": self.system},) if self.system else (), self.turns or []
         if messages[-1]["role"] == "user":
             return tuple(messages[:-1]), [messages[-1]["content"]]
-        asked = [number for number, message in enumerate(messages) if message["role"] == "user"]
-        return tuple(messages[: asked[0]]), [messages[number]["content"] for number in asked]
+        user_messages = [number for number, message in enumerate(messages) if message["role"] == "user"]
+        return tuple(messages[: user_messages[0]]), [messages[number]["content"] for number in user_messages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,11 @@ class PromptFile:
             answers: Tokens of answers whose line does not say; None for as many as the model likes.
             once: Whether it is a trace.
         """
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         lines = sorted(self.lines, key=lambda line: line.start_s or 0.0) if once else self.lines
         for _ in range(1) if once else itertools.count():
             for line in lines:
-                yield _conversation(line, words, answers, most_prompt, most_answer, chance, seed)
+                yield _conversation(line, words, answers, most_prompt, most_answer, rng, seed)
 
 
 def _conversation(
@@ -204,18 +204,18 @@ def _conversation(
     answers: Lengths | None,
     most_prompt: int,
     most_answer: int,
-    chance: random.Random,
+    rng: random.Random,
     seed: int,
 ) -> ScriptedConversation:
     start_s = line.start_s
     length = line.max_tokens or line.output_length
-    drawn = answers.draw(chance, most_answer) if answers is not None and length is None else None
+    drawn = answers.draw(rng, most_answer) if answers is not None and length is None else None
     most = length if length is None else min(length, most_answer)
     exact = line.output_length is not None or drawn is not None
     if line.input_length is not None:
         assert words is not None, "the caller looked at needs_words"
         block = _BLOCK_TOKENS if line.chat_id is None else _BAILIAN_BLOCK_TOKENS
-        text = _traced(words, min(line.input_length, most_prompt), line.hash_ids, block, chance, seed)
+        text = _traced(words, min(line.input_length, most_prompt), line.hash_ids, block, rng, seed)
         return ScriptedConversation((Turn(text, most or drawn, exact),), start_s=start_s)
     if line.prompt is not None:
         return ScriptedConversation((Turn(line.prompt, most or drawn, exact),), chat=False, start_s=start_s)
@@ -238,7 +238,7 @@ def _burst_gpt(lines: Sequence[str]) -> list[tuple[int, dict[str, Any]]] | None:
 
 
 def _traced(
-    words: Words, tokens: int, blocks: Sequence[int], block_tokens: int, chance: random.Random, seed: int
+    words: Words, tokens: int, blocks: Sequence[int], block_tokens: int, rng: random.Random, seed: int
 ) -> str:
     """Make a prompt of a trace: its blocks, which others share, then words of its own."""
     parts, left = [], tokens
@@ -248,5 +248,5 @@ def _traced(
         parts.append(words.text(min(left, block_tokens), random.Random(f"{seed}/{number}")))
         left -= block_tokens
     if left > 0:
-        parts.append(words.text(left, chance))
+        parts.append(words.text(left, rng))
     return " ".join(parts)

@@ -229,7 +229,7 @@ class LevelResult(Section):
 
     @property
     def unit(self) -> str:
-        """Unit of output: tokens, or chunks where nobody counted tokens."""
+        """Unit of output: tokens, or chunks if tokens were not counted."""
         return "chunks" if self.tokens_by == "chunks" else "tokens"
 
     def p95(self, name: str) -> float | None:

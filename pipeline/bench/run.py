@@ -36,7 +36,7 @@ _NARROWING = 3  # halvings between the last load that held and the first that di
 _LOOK_EVERY_S = 1.0
 _QUEUE = "pipeline_request_queue_seconds"
 # Counters of proposed and of accepted draft tokens: those of this gateway, or of vLLM.
-_OURS, _VLLM = "pipeline_draft_tokens_total", "vllm:spec_decode_num_{}_tokens_total"
+_PIPELINE, _VLLM = "pipeline_draft_tokens_total", "vllm:spec_decode_num_{}_tokens_total"
 
 # Called while a load is under way: the load, the records so far, seconds since it began.
 Watcher = Callable[[Load, LoadRecords, float], None]
@@ -91,7 +91,7 @@ def run_bench(
                         sampling=sampling,
                         seed=seed,
                         think_s=settings.think_s,
-                        watch=None if watch is None else lambda seen, now_s: watch(load, seen, now_s),
+                        watch=None if watch is None else lambda records, now_s: watch(load, records, now_s),
                         stop=stop,
                     )
             if workload.token_counter is not None:
@@ -153,20 +153,20 @@ async def find_limit(
     Returns:
         The smallest load that missed the SLO; None if none did.
     """
-    held, broke, value = 0.0, None, first.value
-    while broke is None:
+    passed, failed, value = 0.0, None, first.value
+    while failed is None:
         if not (await measure(Load(first.kind, value))).holds():
-            broke = value
-        elif (held := value) >= most:
+            failed = value
+        elif (passed := value) >= most:
             return None
         value = min(2 * value, most)
     for _ in range(_NARROWING):
-        middle = (held + broke) / 2 if first.open else (held + broke) // 2
-        if not held or middle in (held, broke):
+        middle = (passed + failed) / 2 if first.open else (passed + failed) // 2
+        if not passed or middle in (passed, failed):
             break
         good = (await measure(Load(first.kind, middle))).holds()
-        held, broke = (middle, broke) if good else (held, middle)
-    return broke
+        passed, failed = (middle, failed) if good else (passed, middle)
+    return failed
 
 
 class _Interrupted(Exception):
@@ -219,14 +219,14 @@ class MetricsWatch:
     model: str
     triton_url: str | None
     gateway_url: str | None
-    _seen: list[LiveFigures] = field(default_factory=list)
+    _pages_read: list[LiveFigures] = field(default_factory=list)
     _queue_ms: float | None = None
     _acceptance: float | None = None
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Read the pages every second inside the block, if there are any."""
-        self._seen.clear()
+        self._pages_read.clear()
         self._queue_ms = self._acceptance = None
         if self.triton_url is None and self.gateway_url is None:
             yield
@@ -244,9 +244,9 @@ class MetricsWatch:
 
     def figures(self) -> ServerFigures:
         """Figures since the last block began."""
-        used = [seen.kv_used for seen in self._seen if seen.kv_used is not None]
-        running = [seen.running for seen in self._seen if seen.running is not None]
-        waiting = [seen.waiting for seen in self._seen if seen.waiting is not None]
+        used = [page.kv_used for page in self._pages_read if page.kv_used is not None]
+        running = [page.running for page in self._pages_read if page.running is not None]
+        waiting = [page.waiting for page in self._pages_read if page.waiting is not None]
         return ServerFigures(
             kv_used_mean=round(sum(used) / len(used), 4) if used else None,
             kv_used_max=round(max(used), 4) if used else None,
@@ -259,7 +259,7 @@ class MetricsWatch:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            self._seen.append(LiveFigures.read(self.model, await self._pages()))
+            self._pages_read.append(LiveFigures.read(self.model, await self._pages()))
 
     async def _pages(self) -> DeploymentPages:
         return await asyncio.to_thread(DeploymentPages.fetch, self.triton_url, self.gateway_url)
@@ -276,9 +276,9 @@ class MetricsWatch:
             round(grown(f"{_QUEUE}_sum", model=self.model) / count * 1e3, 3) if count > 0 else None
         )
         kinds = ("proposed", "accepted")
-        ours = [grown(_OURS, model=self.model, draft_token_type=kind) for kind in kinds]
+        pipeline = [grown(_PIPELINE, model=self.model, draft_token_type=kind) for kind in kinds]
         vllm = [grown(_VLLM.format(kind), model_name=self.model) for kind in ("draft", "accepted")]
-        proposed, accepted = ours if ours[0] else vllm
+        proposed, accepted = pipeline if pipeline[0] else vllm
         self._acceptance = round(accepted / proposed, 4) if proposed > 0 else None
 
 

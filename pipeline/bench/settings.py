@@ -31,7 +31,7 @@ def read_slo_target(text: str) -> tuple[str, float]:
     """Read a target such as `ttft_p95_ms=500`.
 
     Raises:
-        ValueError: It is none; the text says what is expected.
+        ValueError: The text has another form; the message says what is expected.
     """
     from pipeline.recipe import Slo
 

@@ -90,8 +90,8 @@ def pooled_intervals(groups: Sequence[Sequence[float] | Values]) -> dict[int, In
     counts = np.zeros((clusters, BINS))
     for number, group in enumerate(filled):
         counts[number * clusters // len(filled)] += binned(group)
-    chance = np.random.default_rng(0)
-    drawn = chance.multinomial(clusters, np.full(clusters, 1 / clusters), size=_RESAMPLES) @ counts
+    rng = np.random.default_rng(0)
+    drawn = rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=_RESAMPLES) @ counts
     reached = np.cumsum(drawn, axis=1)
     tail = (1 - CONFIDENCE) / 2
     intervals: dict[int, Interval | None] = {}

@@ -47,12 +47,12 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
     begun = [request for request in counted if request.outcome in ("complete", "left")]
     seconds = max(records.ended_s - records.began_s, 1e-9)
     latencies = {
-        "ttft": Distribution.of([_one(request.ttft_ms) for request in begun]),
+        "ttft": Distribution.of([_as_tuple(request.ttft_ms) for request in begun]),
         "itl": Distribution.of([request.itl_ms for request in begun]),
-        "tpot": Distribution.of([_one(request.tpot_ms) for request in complete]),
-        "total": Distribution.of([_one(request.total_ms) for request in complete]),
-        "queue": Distribution.of([_one(request.stats.queue_ms) for request in begun]),
-        "prefill": Distribution.of([_one(request.stats.prefill_ms) for request in begun]),
+        "tpot": Distribution.of([_as_tuple(request.tpot_ms) for request in complete]),
+        "total": Distribution.of([_as_tuple(request.total_ms) for request in complete]),
+        "queue": Distribution.of([_as_tuple(request.stats.queue_ms) for request in begun]),
+        "prefill": Distribution.of([_as_tuple(request.stats.prefill_ms) for request in begun]),
     }
     distributions = {name: latency for name, latency in latencies.items() if latency is not None}
     good_ends = _good_ends(complete, slo)
@@ -120,10 +120,10 @@ def _warnings(
     complete = [request for request in records.counted if request.outcome == "complete"]
     if short := [request for request in complete if request.short]:
         had = float(np.mean([request.stats.output_tokens or 0 for request in short]))
-        asked = float(np.mean([request.asked_tokens or 0 for request in short]))
+        asked_tokens = float(np.mean([request.asked_tokens or 0 for request in short]))
         yield (
-            f"{len(short)} of {len(complete)} answers were shorter than asked for ({had:.0f} of {asked:.0f} tokens): "
-            "the server does not keep min_tokens"
+            f"{len(short)} of {len(complete)} answers were shorter than asked for "
+            f"({had:.0f} of {asked_tokens:.0f} tokens): the server does not keep min_tokens"
         )
     match _tokens_by(complete):
         case "chunks":
@@ -148,8 +148,8 @@ def _errors(requests: Sequence[RequestMeasurement]) -> list[tuple[str, int]]:
 
 def _tokens_by(complete: Sequence[RequestMeasurement]) -> TokensBy:
     """Name who counted the tokens of answers; the least trustworthy of several."""
-    found = {request.tokens_by for request in complete}
-    return next((way for way in _TOKENS_BY if way in found), "server")
+    methods = {request.tokens_by for request in complete}
+    return next((way for way in _TOKENS_BY if way in methods), "server")
 
 
 def _longest_silence(records: LoadRecords, chunks: _Chunks) -> float | None:
@@ -308,7 +308,7 @@ def _rounded_percentile(values: Values, percent: int) -> float | None:
     return rounded(percentile(values, percent)) if len(values) else None
 
 
-def _one(value: float | None) -> tuple[float, ...]:
+def _as_tuple(value: float | None) -> tuple[float, ...]:
     return () if value is None else (value,)
 
 

@@ -133,7 +133,7 @@ class TritonTarget:
         return BenchReply(outcome, stream.stats, stream.text, reason, first_at)
 
     async def check(self, question: BenchRequest) -> None:
-        """Nothing: the server was asked for its model when it was entered."""
+        """Do nothing: entering the context asked the server for its model already."""
 
     async def __aenter__(self) -> Self:
         try:

@@ -27,12 +27,12 @@ def verdict(result: BenchResult) -> tuple[Tone, str]:
     most = max(answered, key=lambda level: level.output_tokens_per_s)
     if not result.slo:
         return "none", f"The recipe has no SLO; the most was {_figures(most)}, with {most.load}."
-    held = [level for level in result.levels if level.holds()]
+    within_slo = [level for level in result.levels if level.holds()]
     missed = [level for level in result.levels if not level.holds()]
-    if not held:
+    if not within_slo:
         first = min(missed, key=lambda level: level.value)
         return "bad", f"The SLO does not hold at any load: with {first.load}, {_misses(first)}."
-    best = max(held, key=lambda level: level.value)
+    best = max(within_slo, key=lambda level: level.value)
     if not missed:
         return "good", f"The SLO holds at all loads: with {best.load}, {_figures(best)}."
     above = [level for level in missed if level.value > best.value] or missed
@@ -47,18 +47,18 @@ def warnings(result: BenchResult) -> Iterator[str]:
     for level in result.levels:
         for text in level.warnings:
             alike.setdefault(tuple(_NUMBER.split(text)), []).append((level, text))
-    for words, warned in alike.items():
+    for template, warned in alike.items():
         levels, texts = zip(*warned, strict=True)
-        yield f"with {_loads(levels)}: {_joined(words, texts)}"
+        yield f"with {_loads(levels)}: {_joined(template, texts)}"
 
 
-def _joined(words: Sequence[str], texts: Sequence[str]) -> str:
+def _joined(template: Sequence[str], texts: Sequence[str]) -> str:
     """Join texts that differ in numbers alone: "it was 63 to 137 ms late"."""
     ranges = []
     for numbers in zip(*map(_NUMBER.findall, texts), strict=True):
         low, high = min(numbers, key=float), max(numbers, key=float)
         ranges.append(low if low == high else f"{low} to {high}")
-    return "".join(part for pair in zip_longest(words, ranges, fillvalue="") for part in pair)
+    return "".join(part for pair in zip_longest(template, ranges, fillvalue="") for part in pair)
 
 
 def _loads(levels: Sequence[LevelResult]) -> str:

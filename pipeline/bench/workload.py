@@ -84,29 +84,29 @@ class Words:
             if len(words) >= _FEW_WORDS
             else ["".join(two) for two in itertools.product(_LETTERS, repeat=2)]
         )
-        chance = random.Random(0)
-        samples = [self._drawn(count, chance) for count in (1, 2, 3, 16, 64, 256, 1024)]
+        rng = random.Random(0)
+        samples = [self._drawn(count, rng) for count in (1, 2, 3, 16, 64, 256, 1024)]
         # Where words never melt into each other, their number is that of the tokens, and nothing needs to be counted.
         self._exact = [len(ids) for ids in self._batch(samples)] == [1, 2, 3, 16, 64, 256, 1024]
 
-    def text(self, tokens: int, chance: random.Random) -> str:
+    def text(self, tokens: int, rng: random.Random) -> str:
         """Draw a text of so many tokens; where a tokenizer makes that impossible, it has one or two fewer.
 
         Args:
             tokens: Tokens without those that a tokenizer or a template puts around the text; 1 or more.
-            chance: Source of randomness.
+            rng: Source of randomness.
         """
-        text = self._drawn(tokens, chance)
-        return text if self._exact else self._fitted(text, tokens, chance)
+        text = self._drawn(tokens, rng)
+        return text if self._exact else self._fitted(text, tokens, rng)
 
     def count(self, text: str) -> int:
         """Count the tokens of a text, without those that a tokenizer puts around it."""
         return len(self._encode(text))
 
-    def _drawn(self, words: int, chance: random.Random) -> str:
-        return " ".join(chance.choices(self._words, k=words))
+    def _drawn(self, count: int, rng: random.Random) -> str:
+        return " ".join(rng.choices(self._words, k=count))
 
-    def _fitted(self, text: str, tokens: int, chance: random.Random) -> str:
+    def _fitted(self, text: str, tokens: int, rng: random.Random) -> str:
         """Cut a text to at most so many tokens, and fill up with letters what is then too short."""
         while (over := len(self._encode(text)) - tokens) > 0 and len(text) > 1:
             ends = self._tokenizer.encode(text, add_special_tokens=False).offsets
@@ -118,7 +118,7 @@ class Words:
         for _ in range(_TRIES):
             if len(self._encode(text)) >= tokens:
                 break
-            longer = f"{text}{chance.choice((' ', ''))}{chance.choice(_LETTERS)}"
+            longer = f"{text}{rng.choice((' ', ''))}{rng.choice(_LETTERS)}"
             text = longer if len(self._encode(longer)) <= tokens else text
         return text
 
@@ -182,22 +182,20 @@ def synthetic(
         most_prompt: Tokens that a whole prompt may have: prefix, questions, answers before, and the template's.
         chat: Whether they go through the chat template; else each is one raw text.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     shared = (
-        [words.text(shape.prefix_tokens, chance) for _ in range(shape.prefixes)]
-        if shape.prefix_tokens
-        else []
+        [words.text(shape.prefix_tokens, rng) for _ in range(shape.prefixes)] if shape.prefix_tokens else []
     )
     while True:
         left = most_prompt - shape.prefix_tokens - around.first
         turns: list[Turn] = []
         for _ in range(shape.turns):
-            asked, answered = prompts.draw(chance, most_prompt), answers.draw(chance, most_answer)
-            if turns and asked > left:
+            prompt_tokens, answer_tokens = prompts.draw(rng, most_prompt), answers.draw(rng, most_answer)
+            if turns and prompt_tokens > left:
                 break
-            turns.append(Turn(words.text(min(asked, max(1, left)), chance), answered, exact=True))
-            left -= asked + answered + around.turn
-        prefix = chance.choice(shared) if shared else ""
+            turns.append(Turn(words.text(min(prompt_tokens, max(1, left)), rng), answer_tokens, exact=True))
+            left -= prompt_tokens + answer_tokens + around.turn
+        prefix = rng.choice(shared) if shared else ""
         if chat:
             yield ScriptedConversation(
                 tuple(turns), before=({"role": "system", "content": prefix},) if prefix else ()
@@ -209,7 +207,7 @@ def synthetic(
 
 def shaped(source: Iterator[ScriptedConversation], shape: Shape, seed: int) -> Iterator[ScriptedConversation]:
     """Let clients of some conversations leave, each somewhere between the first and the last tenth of an answer."""
-    chance = random.Random(f"{seed}/leaves")
+    rng = random.Random(f"{seed}/leaves")
     for conversation in source:
-        leaves = chance.random() < shape.cancelled
-        yield replace(conversation, leaves_at=chance.uniform(0.1, 0.9)) if leaves else conversation
+        leaves = rng.random() < shape.cancelled
+        yield replace(conversation, leaves_at=rng.uniform(0.1, 0.9)) if leaves else conversation

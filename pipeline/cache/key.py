@@ -146,9 +146,9 @@ def _sampling(present: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
     canonical: dict[str, Any] = {"greedy": True} if greedy else {}
     for name, value in kept.items():
         if name in _SETS:
-            words = sorted({value} if isinstance(value, str) else set(value))
-            if words:
-                canonical[name] = words
+            values = sorted({value} if isinstance(value, str) else set(value))
+            if values:
+                canonical[name] = values
         elif not is_neutral(name, value):
             canonical[name] = _clean(value)
     return canonical

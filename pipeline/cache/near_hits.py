@@ -113,7 +113,7 @@ class NearHitLog:
         self._writer.submit(self._write, hit, failed)
 
     def hits(self, now: float) -> Iterator[NearHit]:
-        """Yield the near hits that nobody has judged yet, the last ones first. `now` is s since the epoch."""
+        """Yield the near hits that were not judged yet, the latest first. `now` is s since the epoch."""
         for stored in self._backend.items():
             if stored.scope == _MARKS or stored.entry.expires <= now:
                 continue

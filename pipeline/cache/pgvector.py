@@ -112,11 +112,11 @@ class PgvectorBackend(PackedBackend):
             below = page[-1][0]
 
     def removals(self) -> int:
-        row = self._one(f"SELECT removals FROM {NAME}.totals WHERE cache = %s", self._name)
+        row = self._row(f"SELECT removals FROM {NAME}.totals WHERE cache = %s", self._name)
         return 0 if row is None else int(row[0])
 
     def usage(self) -> Usage:
-        row = self._one(
+        row = self._row(
             f"SELECT entries, bytes, vectors, (SELECT min(created) FROM {NAME}.entries e WHERE e.cache = t.cache)"
             f" FROM {NAME}.totals t WHERE cache = %s",
             self._name,
@@ -124,7 +124,7 @@ class PgvectorBackend(PackedBackend):
         return Usage(0, 0, 0, None) if row is None else Usage(*row)
 
     def describe(self) -> Mapping[str, str]:
-        row = self._one(
+        row = self._row(
             "SELECT current_setting('server_version'), extversion FROM pg_extension WHERE extname = 'vector'"
         )
         server, extension = row or ("unknown", "unknown")
@@ -144,12 +144,12 @@ class PgvectorBackend(PackedBackend):
         self._database.close()
 
     def _answer(self, key: bytes) -> bytes | None:
-        row = self._one(f"SELECT answer FROM {NAME}.entries WHERE cache = %s AND key = %s", self._name, key)
+        row = self._row(f"SELECT answer FROM {NAME}.entries WHERE cache = %s AND key = %s", self._name, key)
         return None if row is None else row[0]
 
     def _store(self, packed: PackedEntry, vector: Vector | None) -> None:
         self._flush()
-        self._one(
+        self._row(
             f"SELECT {NAME}.put(%s, %s, %s, %s, %s, %s, %s, %s::halfvec, %s, %s, %s, %s, %s, %s)",
             self._name,
             packed.key,
@@ -226,7 +226,7 @@ class PgvectorBackend(PackedBackend):
 
         return self._database.do(work)
 
-    def _one(self, statement: str, *values: object) -> Any:
+    def _row(self, statement: str, *values: object) -> Any:
         return self._database.do(lambda connection: connection.execute(statement, values).fetchone())
 
     def _rows(self, statement: str, *values: object) -> list[Any]:

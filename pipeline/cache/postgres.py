@@ -189,7 +189,7 @@ class PostgresConnections:
         return connection
 
     def close(self) -> None:
-        """Close the connections that nobody uses now."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -199,7 +199,7 @@ class PostgresConnections:
 def _connection_class(psycopg: Any, answer_s: float) -> Any:
     """Make a class of connections that wait for an answer only so long: a server that hangs would keep them."""
 
-    class Impatient(psycopg.Connection):  # type: ignore[misc]
+    class ConnectionWithDeadline(psycopg.Connection):  # type: ignore[misc]
         def wait(self, generator: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ARG002
             until = time.monotonic() + answer_s
             try:
@@ -211,7 +211,7 @@ def _connection_class(psycopg: Any, answer_s: float) -> Any:
                 self.pgconn.finish()
                 raise TimeoutError(f"no answer within {answer_s:g} s") from error
 
-    return Impatient
+    return ConnectionWithDeadline
 
 
 def make_once(connection: Any, statements: str, unless: str = "") -> None:

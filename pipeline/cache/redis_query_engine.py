@@ -25,19 +25,19 @@ class QueryEngine:
     def __init__(self, server: RedisConnections, prefix: str) -> None:
         self._server = server
         self._prefix = prefix
-        self._there: bool | None = None
+        self._exists: bool | None = None
         # Dimensions -> format of the index that is there.
         self._made: dict[int, str] = {}
 
     def is_there(self) -> bool:
         """Whether the server has a query engine."""
-        if self._there is None:
+        if self._exists is None:
             try:
                 self._server.call("FT._LIST")
-                self._there = True
+                self._exists = True
             except CommandRefused:
-                self._there = False
-        return self._there
+                self._exists = False
+        return self._exists
 
     def field(self, vector: Vector) -> tuple[str, bytes]:
         """Return name and value of the hash field for an embedding, and make the index if need be."""

@@ -245,7 +245,7 @@ class ResponseCache:
         with self.contained("close"):
             self.backend.close()
 
-    def contained(self, step: Step) -> _Contained:
+    def contained(self, step: Step) -> _ContainedErrors:
         """Return a context that no Exception leaves; see `failed`.
 
         Where the block returns from its function, what follows it runs after a failure only.
@@ -253,7 +253,7 @@ class ResponseCache:
         Args:
             step: names the block in the log and the counters.
         """
-        return _Contained(self, step)
+        return _ContainedErrors(self, step)
 
     def failed(self, step: Step, error: Exception) -> None:
         """Count a failure as `failed_STEP`, and log the first one of each type at each line of code."""
@@ -355,7 +355,7 @@ class ResponseCache:
             self._down = ""
 
 
-class _Contained:
+class _ContainedErrors:
     """See `ResponseCache.contained`."""
 
     __slots__ = ("_cache", "_step")

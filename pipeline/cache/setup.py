@@ -200,20 +200,20 @@ def _verifier(semantic: SemanticSettings, embedder: Embedder, cross_encoder: Pat
     )
 
 
-def _local(source: HubSource | LocalSource, what: str) -> Path:
+def _local(source: HubSource | LocalSource, kind: str) -> Path:
     from pipeline.recipe import LocalSource
 
     if not isinstance(source, LocalSource):
-        raise ValueError(f"{source} is not a local folder: give the {what} that was made of it")
+        raise ValueError(f"{source} is not a local folder: give the {kind} that was made of it")
     return source.path
 
 
-def _part(make: Callable[[], _Part], what: str, errors: list[str]) -> _Part | None:
+def _part(make: Callable[[], _Part], name: str, errors: list[str]) -> _Part | None:
     try:
         return make()
     except ImportError as error:
         extra = "" if (error.name or "").startswith("pipeline.") else f": {install_line('cache')}"
-        errors.append(f"{what}: {error}{extra}")
+        errors.append(f"{name}: {error}{extra}")
     except (BackendDown, ValueError, OSError) as error:
-        errors.append(f"{what}: {error}")
+        errors.append(f"{name}: {error}")
     return None

@@ -246,20 +246,20 @@ class ScopeIndexes:
     def _index(self, scope: bytes, vector: Vector) -> VectorIndex:
         with self._lock:
             version = None if self._version is None else self._version()
-            held = self._pop(scope) or _Scope(VectorIndex(len(vector)))
-            if version is None or version != held.version:
-                self._catch_up(scope, held, len(vector))
-                held.version = version
-            held.vectors = len(held.index)
-            if held.vectors:
-                self._scopes[scope] = held
-                self._vectors += held.vectors
+            scope_index = self._pop(scope) or _Scope(VectorIndex(len(vector)))
+            if version is None or version != scope_index.version:
+                self._catch_up(scope, scope_index, len(vector))
+                scope_index.version = version
+            scope_index.vectors = len(scope_index.index)
+            if scope_index.vectors:
+                self._scopes[scope] = scope_index
+                self._vectors += scope_index.vectors
                 self._make_room()
-        return held.index
+        return scope_index.index
 
-    def _catch_up(self, scope: bytes, held: _Scope, dimensions: int) -> None:
-        while rows := self._read_after(scope, held.last_id, _ROWS):
-            held.last_id = rows[-1][0]
+    def _catch_up(self, scope: bytes, scope_index: _Scope, dimensions: int) -> None:
+        while rows := self._read_after(scope, scope_index.last_id, _ROWS):
+            scope_index.last_id = rows[-1][0]
             unpacked = [
                 (id, self._codec.vector(packed, key, dimensions))
                 for id, key, packed in rows
@@ -268,14 +268,14 @@ class ScopeIndexes:
             known = [(id, vector) for id, vector in unpacked if vector is not None]
             if known:
                 ids, vectors = zip(*known, strict=True)
-                held.index.add(np.array(ids, np.int64), np.stack(vectors))
+                scope_index.index.add(np.array(ids, np.int64), np.stack(vectors))
 
     def _pop(self, scope: bytes) -> _Scope | None:
         """Take a scope out, and its vectors out of the sum."""
-        held = self._scopes.pop(scope, None)
-        if held is not None:
-            self._vectors -= held.vectors
-        return held
+        scope_index = self._scopes.pop(scope, None)
+        if scope_index is not None:
+            self._vectors -= scope_index.vectors
+        return scope_index
 
     def _make_room(self) -> None:
         while len(self._scopes) > _MAX_SCOPES or (len(self._scopes) > 1 and self._vectors > _MAX_VECTORS):

@@ -81,7 +81,7 @@ def command(
     start = time.monotonic()
     choice = ExecutorChoice(settings.executor, settings.executor_timeout_s, settings.devices)
     allowing = (word for rule in sorted(settings.allowed) for word in ("--allow", rule))
-    argv = shlex.join([*loaded.words, *allowing, *artifacts.words])
+    argv = shlex.join([*loaded.argv, *allowing, *artifacts.argv])
     last = build_or_hand_over(prepared, artifacts, choice, settings.until, argv, report, show)
     if isinstance(last, HandoverScript):
         _print_script(prepared.plan, last, as_json)

@@ -102,29 +102,29 @@ def audit(target: CacheTarget, as_json: bool) -> None:
 
     The exit code is 1 if one holds such a thing, or cannot be read.
     """
-    redaction, held = target.redaction(), []
+    redaction, flagged = target.redaction(), []
     checked = 0
     with target.opened() as backend:
         for stored in backend.items():
             checked += 1
             objection = redaction.objection(stored.turn, stored.entry.text)
             if objection is not None:
-                held.append(
+                flagged.append(
                     {"key": stored.key.hex(), "holds": objection, "created": utc_time(stored.entry.created)}
                 )
         unreadable = backend.unreadable()
     if as_json:
-        print_json({"checked": checked, "held": held, "unreadable": unreadable})
+        print_json({"checked": checked, "held": flagged, "unreadable": unreadable})
     else:
-        for row in held:
+        for row in flagged:
             click.echo(f"{row['key'][:12]}  {row['created']}  holds {row['holds']}")
-        note(f"{checked} answers checked, {len(held)} hold what may not be kept")
+        note(f"{checked} answers checked, {len(flagged)} hold what may not be kept")
         if unreadable:
             click.echo(
                 "Some entries cannot be read: damaged, or sealed with another key than $PIPELINE_CACHE_KEY",
                 err=True,
             )
-    sys.exit(1 if held or unreadable else 0)
+    sys.exit(1 if flagged or unreadable else 0)
 
 
 @command.command()
@@ -143,16 +143,16 @@ def purge(target: CacheTarget, only: tuple[str, ...], yes: bool) -> None:
     \b
         pipeline cache purge tiny-cpu --only tenant=ada --only older_than=24h
     """
-    given = {name: value for name, _, value in (text.partition("=") for text in only)}
+    filters = {name: value for name, _, value in (text.partition("=") for text in only)}
     if wrong := [text for text in only if text.partition("=")[0] not in _FIELDS or "=" not in text]:
         raise click.UsageError(f"--only {wrong[0]}: write FIELD=VALUE; fields: {', '.join(_FIELDS)}")
-    key, tenant, older_than = given.get("key"), given.get("tenant"), given.get("older_than")
-    chosen = " ".join(f"{_FIELDS[name]} {value}" for name, value in given.items() if name != "key")
+    key, tenant, older_than = filters.get("key"), filters.get("tenant"), filters.get("older_than")
+    chosen = " ".join(f"{_FIELDS[name]} {value}" for name, value in filters.items() if name != "key")
     if key and chosen:
         raise click.UsageError("--only key=… names one answer: it goes with no other field")
     which = EntryFilter(
-        scope=_id(given.get("scope"), "scope"),
-        engine=_id(given.get("engine"), "engine"),
+        scope=_id(filters.get("scope"), "scope"),
+        engine=_id(filters.get("engine"), "engine"),
         tenant=None if tenant is None else tenant_id(tenant),
         before=None if older_than is None else datetime.now(UTC).timestamp() - _seconds(older_than),
     )
@@ -162,9 +162,9 @@ def purge(target: CacheTarget, only: tuple[str, ...], yes: bool) -> None:
         ]
         if key is not None and len(keys) != 1:
             raise UserError(f"{len(keys)} answers have a key that begins with {key}: name one")
-        what = "this answer" if key else f"answers {chosen}" if chosen else "all answers"
+        subject = "this answer" if key else f"answers {chosen}" if chosen else "all answers"
         if not yes:
-            click.confirm(f"Remove {what} of {target.text}?", abort=True)
+            click.confirm(f"Remove {subject} of {target.text}?", abort=True)
         gone = backend.remove(keys) if key is not None else backend.purge(which)
         # Questions that were answered from the cache go with the answers; a key names one answer, not its askers.
         if key is None:

@@ -48,12 +48,12 @@ class CacheTarget:
         with _usable(BackendDown, ValueError):
             settings, place, name = self._located()
             if not _exists(place):
-                here = (
+                problem = (
                     "there is no response cache"
                     if self._is_address
                     else f"{name} has no response cache here yet"
                 )
-                raise UserError(f"{here} ({file_of(place)})")
+                raise UserError(f"{problem} ({file_of(place)})")
             subject = "this response cache" if self._is_address else f"{name}: its response cache"
             require(subject, needs_of_backend(place, encrypted=settings.encryption is not None))
             backend = make_backend(settings, place, name=name)

@@ -20,7 +20,10 @@ _WIDTH = 130
 @click.command(name="compare", cls=Verb)
 @click.argument("a", shell_complete=complete_running)
 @click.argument("b", shell_complete=complete_running)
-@options_of(CompareSettings, check=lambda given, settings: source_faults((given["a"], given["b"]), settings))
+@options_of(
+    CompareSettings,
+    check=lambda arguments, settings: source_faults((arguments["a"], arguments["b"]), settings),
+)
 @json_option
 @click.option(
     "--dry-run", is_flag=True, help="Print the rounds and how long they take; start and send nothing."

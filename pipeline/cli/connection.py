@@ -48,7 +48,7 @@ def _parameter(text: str) -> tuple[str, Any]:
     """Read NAME=VALUE, whose value is YAML.
 
     Raises:
-        ValueError: It is none, or there is no such parameter that has no option of its own.
+        ValueError: It is not NAME=VALUE, or NAME is unknown or has an option of its own.
     """
     from pipeline.client.sampling import PARAMETERS
     from pipeline.document_faults import did_you_mean

@@ -85,7 +85,7 @@ def command(
         click.echo(text, nl=False)
     note(f"{first.recipe.name} on {first.place}: {first.report.verdict}")
     if not prints:
-        argv = shlex.join((str(file.absolute()), *artifacts.words))
+        argv = shlex.join((str(file.absolute()), *artifacts.argv))
         click.echo(f"wrote {file}")
         click.echo(f"next: pipeline build {argv}")
         click.echo(f'then: pipeline serve {argv}   ask: pipeline stream {argv} "…"')

@@ -95,9 +95,9 @@ def _say_next(migration: Migration, file: Path, store: Store, *, dry_run: bool) 
         return
     if not migration.keeps_comments and migration.before.provenance.file is not None:
         note("the comments of the old file could not be kept: its values cannot be changed in place")
-    named = shlex.join((str(file.absolute()), *store.words))
+    named = shlex.join((str(file.absolute()), *store.argv))
     click.echo(f"\nwrote {file}")
     click.echo(f"next: pipeline build {named}")
     click.echo(
-        f"then, with both packages built: pipeline migrate {shlex.join(migration.before.words)} --check"
+        f"then, with both packages built: pipeline migrate {shlex.join(migration.before.argv)} --check"
     )

@@ -92,7 +92,7 @@ def print_cut(line: str) -> None:
 
 
 def output_width(otherwise: int) -> int:
-    """Return the columns of the terminal that standard output is; `otherwise` if it is none."""
+    """Return the width of the terminal in columns; `otherwise` if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else otherwise
 
 

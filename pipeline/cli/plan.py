@@ -74,7 +74,7 @@ def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_
     pipeline plan llama-3.3-70b-fp8 --prompt-tokens 1000 --output-tokens 500 --price h100-sxm=2.5
     pipeline plan llama-3.1-8b-eagle3 --acceptance 0.8
     """
-    from pipeline.cli.render.memory import Look
+    from pipeline.cli.render.memory import OutputStyle
     from pipeline.cli.render.plan import document, page
     from pipeline.prepare.calibrations import stored_calibration
     from pipeline.prepare.report import make_report
@@ -87,7 +87,7 @@ def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_
     file = settings.calibration if isinstance(settings.calibration, Path) else None
     calibration = None if settings.calibration == "none" else stored_calibration(chosen, artifacts, file)
     outlook = make_report(chosen, artifacts, workload=settings, calibration=calibration)
-    click.echo(document(outlook, artifacts) if as_json else page(outlook, artifacts, Look.of_output()))
+    click.echo(document(outlook, artifacts) if as_json else page(outlook, artifacts, OutputStyle.of_output()))
     if outlook.refused:
         sys.exit(UserError.exit_code)
     if settings.output is not None:
@@ -115,7 +115,7 @@ def compare(recipe: str, overrides: tuple[str, ...], settings: CompareSettings, 
     """
     from pipeline.cli.render.compared_options import comparison_lines, comparison_text
     from pipeline.cli.render.front import front_lines, front_page, front_png, require_matplotlib
-    from pipeline.cli.render.memory import Look
+    from pipeline.cli.render.memory import OutputStyle
     from pipeline.prepare.report import compare_recipe
     from pipeline.serving.deployments import recipe_of
     from pipeline.store import human_bytes
@@ -132,7 +132,11 @@ def compare(recipe: str, overrides: tuple[str, ...], settings: CompareSettings, 
     if as_json:
         click.echo(comparison_text(comparison))
         return
-    lines = [*comparison_lines(comparison, rows=_ROWS), "", *front_lines(comparison, Look.of_output().width)]
+    lines = [
+        *comparison_lines(comparison, rows=_ROWS),
+        "",
+        *front_lines(comparison, OutputStyle.of_output().width),
+    ]
     click.echo("\n".join(line.rstrip() for line in lines))
 
 
@@ -168,7 +172,7 @@ def calibrate(
     """
     from pipeline.bench.forecast import calibrate_recipe
     from pipeline.cli.render.forecast_errors import calibration_json, calibration_lines
-    from pipeline.cli.render.memory import Look
+    from pipeline.cli.render.memory import OutputStyle
     from pipeline.prepare.calibrations import calibration_path
     from pipeline.serving.deployments import recipe_of
 
@@ -183,7 +187,7 @@ def calibrate(
     if as_json:
         click.echo(calibration_json(calibration, path))
     else:
-        click.echo("\n".join(calibration_lines(calibration, path, Look.of_output().width)))
+        click.echo("\n".join(calibration_lines(calibration, path, OutputStyle.of_output().width)))
     if path is None:
         sys.exit(1)
 

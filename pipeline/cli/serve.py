@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.store import Store
 
 
-class _Mode(Settings):
+class _ServeActions(Settings):
     """Things to do with what is served."""
 
     detach: Annotated[bool, Option("-d --detach")] = Field(
@@ -46,14 +46,14 @@ class _Mode(Settings):
 @click.command(name="serve", cls=Verb)
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_recipe)
 @set_option
-@options_of(_Mode, "mode")
+@options_of(_ServeActions, "mode")
 @options_of(PackageSettings, "wanted")
 @options_of(DeviceSettings, "placed")
 @options_of(ListenSettings, "listening")
 def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
-    mode: _Mode,
+    mode: _ServeActions,
     wanted: PackageSettings,
     placed: DeviceSettings,
     listening: ListenSettings,
@@ -97,7 +97,7 @@ def command(
         serve_packages(start, packages, opened, report)
 
 
-def _check_usage(start: ServeStart, mode: _Mode) -> None:
+def _check_usage(start: ServeStart, mode: _ServeActions) -> None:
     if len(start.recipes) > 1:
         of_one = {"--package": start.wanted.package, "--dry-run": mode.dry_run}
         if named := ", ".join(option for option, value in of_one.items() if value):
@@ -134,7 +134,7 @@ def _wait(started: DetachedSupervisor, packages: ServedPackages, store: Store, *
             click.echo("\n".join(error.last_lines), err=True)
         raise
     names = [chosen.deployment.name for chosen, _ in packages]
-    logs = shlex.join(("pipeline", "logs", names[0], *store.words))
+    logs = shlex.join(("pipeline", "logs", names[0], *store.argv))
     state = "runs" if wait else "starts"
     click.echo(
         f"{', '.join(names)} {state} as process {started.pid}   logs: {logs}   stop: {stop_command(packages, store)}"

@@ -58,12 +58,12 @@ def options_of(
         def call(*arguments: Any, **values: Any) -> Any:
             context = click.get_current_context()
             taken = {name: values.pop(name) for name in model.model_fields}
-            given = {
+            parameters = {
                 name: value
                 for name, value in taken.items()
                 if context.get_parameter_source(name) is not ParameterSource.DEFAULT
             }
-            settings, faults = _validated(model, given, context)
+            settings, faults = _validated(model, parameters, context)
             faults += [] if check is None else check(values, settings)
             if faults:
                 raise InvalidInput(context.command_path, faults)
@@ -165,8 +165,8 @@ def read_section(model: type[Settings], texts: Sequence[str], option: str) -> tu
     for text in texts:
         if text not in keys:
             _add_file(document, Path(text), model)
-    given = {text.partition("=")[0] for text in keys}
-    for name in model.alternatives if given.intersection(model.alternatives) else ():
+    given_keys = {text.partition("=")[0] for text in keys}
+    for name in model.alternatives if given_keys.intersection(model.alternatives) else ():
         document.data.pop(name, None)
         document.forget((name,))
     apply_overrides(document, keys, option)
@@ -284,18 +284,18 @@ def _metadata(field: FieldInfo) -> Iterator[Any]:
 
 
 def _validated(
-    model: type[Settings], given: dict[str, Any], context: click.Context
+    model: type[Settings], arguments: dict[str, Any], context: click.Context
 ) -> tuple[Settings, list[Fault]]:
     """Make the settings, and list all faults; a value that is not accepted is then left out of the settings."""
     faults = list[Fault]()
     spelled = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
     values = dict[str, Any]()
-    for name, value in given.items():
+    for name, value in arguments.items():
         option = _marker(model.model_fields[name])
         section = _value_type(model.model_fields[name])
         if option.parse is None and is_section(section):
-            values[name], found = read_section(section, value, spelled[name])
-            faults += found
+            values[name], section_faults = read_section(section, value, spelled[name])
+            faults += section_faults
             continue
         several = option.separator is not None or isinstance(value, tuple)
         parts = value.split(option.separator) if option.separator and isinstance(value, str) else value
@@ -342,11 +342,11 @@ def _problem(detail: ErrorDetails, field: FieldInfo | None) -> str:
     bounds = {type(bound): bound for bound in field.metadata}
     if Ge in bounds and Le in bounds:
         return f"must be {wanted} from {bounds[Ge].ge:g} to {bounds[Le].le:g}"
-    words = {
+    templates = {
         Ge: "of at least {0.ge:g}",
         Gt: "above {0.gt:g}",
         Le: "of at most {0.le:g}",
         Lt: "below {0.lt:g}",
     }
-    limits = [words[kind].format(bound) for kind, bound in bounds.items() if kind in words]
+    limits = [templates[kind].format(bound) for kind, bound in bounds.items() if kind in templates]
     return " ".join(("must be", wanted, " and ".join(limits))).rstrip()

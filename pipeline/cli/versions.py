@@ -144,7 +144,7 @@ def _rests_on(release: Release) -> str | None:
 
 
 def _print_built(chosen: list[Release]) -> None:
-    """Print which images are built before they serve; for one release also how, and what nobody has seen of it."""
+    """Print which images are built before they serve; for one release also how, and what is untested about it."""
     built = [
         (entry, track, image) for entry in chosen for track, image in _images(entry).items() if image.why
     ]

@@ -39,7 +39,7 @@ class AsyncClient(ClientBase["AsyncStream"]):
         self._model_lock = asyncio.Lock()
         self._open_pool: EndpointPool | None = None
         # Set when DNS has answered for the first time.
-        self._asked_dns = asyncio.Event()
+        self._first_lookup = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         # Inside of their block.
         self._streams: set[AsyncStream] = set()
@@ -78,7 +78,7 @@ class AsyncClient(ClientBase["AsyncStream"]):
         return self._pool.fault
 
     def watch_servers(self, changed: Callable[[], None]) -> None:
-        """Be told when servers have come or gone.
+        """React to servers that were added or removed.
 
         Args:
             changed: called in the event loop, before a request is sent to a server that has come.
@@ -181,7 +181,7 @@ class AsyncClient(ClientBase["AsyncStream"]):
             return
         self._names, self._pool.fault = servers, self._dns.fault
         self.use_servers(servers)
-        self._asked_dns.set()
+        self._first_lookup.set()
 
     async def _known_servers(self) -> EndpointPool:
         """The channels, when DNS has said which there are, or has not for `Timeouts.connect_s`."""
@@ -189,7 +189,7 @@ class AsyncClient(ClientBase["AsyncStream"]):
         if self._dns is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.timeouts.connect_s):
-                    await self._asked_dns.wait()
+                    await self._first_lookup.wait()
         return pool
 
     async def _read_model(self) -> ModelSignature:

@@ -57,19 +57,19 @@ class DnsWatch:
     """Asks DNS every few seconds for the servers of a client, in a thread, as long as the client lives.
 
     Attributes:
-        asked: set when all names have been asked for the first time.
+        first_lookup: set when all names have been asked for the first time.
         fault: reason why a name could not be resolved the last time; empty if all could.
     """
 
-    def __init__(self, urls: Sequence[str], found: Callable[[Servers], None]) -> None:
+    def __init__(self, urls: Sequence[str], on_servers: Callable[[Servers], None]) -> None:
         """
         Args:
             urls: names, and addresses that stay as they are.
-            found: a method of the client, called in the thread with all servers after each question to DNS.
+            on_servers: a method of the client, called in the thread with all servers after each question to DNS.
         """
-        self.asked = threading.Event()
+        self.first_lookup = threading.Event()
         self.fault = ""
-        self._urls, self._found = tuple(urls), WeakMethod(found)
+        self._urls, self._on_servers = tuple(urls), WeakMethod(on_servers)
         self._known: dict[str, tuple[str, ...]] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -85,12 +85,12 @@ class DnsWatch:
     def _run(self) -> None:
         while not self._closed.is_set():
             servers = self._ask()
-            if (found := self._found()) is None:
+            if (callback := self._on_servers()) is None:
                 return
-            found(servers)
-            self.asked.set()
+            callback(servers)
+            self.first_lookup.set()
             # Else the client would live as long as this thread.
-            del found
+            del callback
             self._closed.wait(_INTERVAL_S)
 
     def _ask(self) -> Servers:

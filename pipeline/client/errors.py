@@ -213,11 +213,11 @@ def error_from_message(
         started: whether a part of the answer had come.
     """
     text = one_line(message)
-    subject, colon, rest = text.partition(": ")
+    subject, colon, reason = text.partition(": ")
     engines, equals, value = subject.partition(" = ")
     if equals and engines in _ENGINE_INPUTS:
         subject = f"{_ENGINE_INPUTS[engines]} = {value}"
-        text = f"{subject}: {rest}"
+        text = f"{subject}: {reason}"
     names_input = colon and (_INPUT_VALUE.match(subject) or subject in inputs)
     if _UNAVAILABLE.search(text) and not names_input:
         return lost(text, url=url, started=started)

@@ -29,7 +29,7 @@ class TopLogProbsRequest:
     chosen token and, if the engine was built to, the model's raw logits of all tokens (`generation_logits`). Divided
     by the request's temperature these give the log probs, unless a penalty, a banned word or a minimum length changes
     the distribution; `read_sampling` refuses such requests. In guided decoding the engine `cpu` returns -inf for tokens
-    that the form does not allow, which are left out; what other servers return is told as it is.
+    that the form does not allow, which are left out; values of other servers are returned as they are.
 
     Attributes:
         k: tokens per position, 1 or more.

@@ -221,7 +221,7 @@ def missing_inputs(model: ModelSignature, sampling: Mapping[str, SamplingValue])
 def _carriers(
     model: ModelSignature, sampling: Mapping[str, SamplingValue]
 ) -> Iterator[tuple[str, SamplingParameter, SamplingValue]]:
-    """Yield the name of each parameter, and the parameter and value by which the model is told of it.
+    """Yield the name of each parameter, and the model's input and value for it.
 
     Temperature 0 is top_k 1, because not every release takes a temperature of 0. To ignore end tokens is to have none,
     where a model has no other way.

@@ -32,7 +32,7 @@ LOAD_BOUND, LOAD_FLOOR = 2.0, 4
 _POINTS = 128
 # Of the messages up to the first question. Whoever agrees in so much shares most of the KV cache anyway.
 _MESSAGE_CHARS = 4096
-# Of a prompt whose turns cannot be told. A first turn that is shorter has another key than the next, which costs the
+# Key of a prompt whose turns are unknown. A first turn that is shorter has another key than the next, which costs the
 # prefill of that little once; if more counted, it would cost more.
 _TEXT_CHARS, _TOKENS = 256, 64
 
@@ -103,12 +103,12 @@ class HashRing:
 
     def walk(self, key: int) -> Iterator[int]:
         """Yield the index of every name once, in the order in which the ring has them from an `affinity_key` on."""
-        owners, seen = self._owners, set[int]()
+        owners, visited = self._owners, set[int]()
         first = bisect(self._points, key)
         for at in range(first, first + len(owners)):
             owner = owners[at % len(owners)]
-            if owner not in seen:
-                seen.add(owner)
+            if owner not in visited:
+                visited.add(owner)
                 yield owner
-                if len(seen) == self._count:
+                if len(visited) == self._count:
                     return

@@ -90,7 +90,7 @@ class StreamState:
         self._top_log_probs_request = top_log_probs
         # A chunk may end within a character.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        # Of an answer that goes on: what had come of it, which counts as its beginning.
+        # Output received before an answer was resumed, which counts as its beginning.
         prior = prior or PartialAnswer((), "")
         self._prior_tokens = len(prior.token_ids)
         self._texts = [prior.text]
@@ -263,7 +263,7 @@ class StreamState:
         input_tokens = self._count("num_input_tokens")
         return Stats(
             **timing(self._sent_at, self._times, self._ended_at),
-            # The server counts what had come of the answer among them.
+            # The server counts the output before the resumption among them.
             input_tokens=None if input_tokens is None else input_tokens - self._prior_tokens,
             output_tokens=self._output_tokens(),
             draft_tokens=self._count("total_draft_tokens"),

@@ -114,7 +114,7 @@ class Client(ClientBase["Stream"]):
         began = time.perf_counter()
         if self._dns is not None:
             self._dns.start()
-            self._dns.asked.wait(timeout_s)
+            self._dns.first_lookup.wait(timeout_s)
         while True:
             try:
                 with self._pool.lease() as endpoint:

@@ -87,7 +87,7 @@ class CheckpointLayout:
         self, name: str, entry: Mapping[str, Any], sizes: Mapping[str, int]
     ) -> Iterator[tuple[str, ExpectedTensor]]:
         rows, columns = sizes[entry["rows"]], sizes[entry["columns"]]
-        mine = dict(sizes) | {
+        own_sizes = dict(sizes) | {
             "rows": rows,
             "columns": columns,
             "packed_rows": rows // 2,
@@ -96,9 +96,9 @@ class CheckpointLayout:
         }
         for part in _format(self.format)["layer"]:
             shape = part["stacked" if entry.get("stacked") else "shape"]
-            yield f"{name}.{part['suffix']}", self._expected(part, shape, mine)
+            yield f"{name}.{part['suffix']}", self._expected(part, shape, own_sizes)
         if "bias" in entry and getattr(self.architecture, entry["bias"]):
-            yield f"{name}.bias", self._expected({}, ["rows"], mine)
+            yield f"{name}.bias", self._expected({}, ["rows"], own_sizes)
 
     def _expected(
         self, entry: Mapping[str, Any], shape: list[str | int], sizes: Mapping[str, int]

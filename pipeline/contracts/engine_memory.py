@@ -102,15 +102,15 @@ def cpu_bf16_pays(hidden: int) -> bool:
     return hidden >= int(_data()["cpu_bf16_hidden"]["value"])
 
 
-def cpu_precision(asked: str, hidden: int, *, bf16: bool) -> str:
+def cpu_precision(precision: str, hidden: int, *, bf16: bool) -> str:
     """Return the type that the embedded engine computes a model in: "f32" or "bf16".
 
     Args:
-        asked: `runtime.precision` of the recipe.
+        precision: `runtime.precision` of the recipe.
         bf16: whether the processor has arithmetic for it.
     """
-    if asked != "auto":
-        return asked
+    if precision != "auto":
+        return precision
     return "bf16" if bf16 and cpu_bf16_pays(hidden) else "f32"
 
 
@@ -126,7 +126,7 @@ def cpu_kv_cache(asked: str, hidden: int, *, bf16: bool) -> str:
 
 
 def derives_windows(version: str) -> bool:
-    """Tell whether a release keeps no more than their window of layers that see one, without being told."""
+    """Whether a release by itself keeps only the window of layers with sliding-window attention."""
     return holds(version, _data()["kv_cache"]["windows_since"], None)
 
 

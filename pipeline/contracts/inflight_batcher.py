@@ -157,27 +157,27 @@ def parameters(model: str, version: str) -> dict[str, BackendParameter]:
     }
 
 
-def check(version: str, model: str, given: Mapping[str, str], ours: Collection[str] = ()) -> list[str]:
+def check(version: str, model: str, values: Mapping[str, str], own: Collection[str] = ()) -> list[str]:
     """List every fault of a model's parameters, one line each; empty if the model would load with just these values.
 
-    `ours`: parameters that our own source of the model reads besides upstream's.
+    `own`: parameters that our own source of the model reads besides upstream's.
     """
-    return [f"{model}: {fault}" for fault in _faults(parameters(model, version), given, ours)]
+    return [f"{model}: {fault}" for fault in _faults(parameters(model, version), values, own)]
 
 
 def _faults(
-    known: Mapping[str, BackendParameter], given: Mapping[str, str], ours: Collection[str]
+    known: Mapping[str, BackendParameter], values: Mapping[str, str], own: Collection[str]
 ) -> Iterator[str]:
-    for name in given:
-        if name not in known and name not in ours:
+    for name in values:
+        if name not in known and name not in own:
             near = difflib.get_close_matches(name, known, n=1)
             yield f"{name}: is not read by this version" + (f"; did you mean {near[0]}?" if near else "")
     for name, parameter in known.items():
-        value = given.get(name)
+        value = values.get(name)
         if value is None:
             if parameter.needed:
                 yield f"{name}: is missing, and the model does not load without it"
-            elif parameter.needed_with and parameter.needed_with.items() <= given.items():
+            elif parameter.needed_with and parameter.needed_with.items() <= values.items():
                 conditions = ", ".join(f"{other} = {is_}" for other, is_ in parameter.needed_with.items())
                 yield f"{name}: is missing, and {conditions} needs it"
         elif not value:

@@ -81,7 +81,7 @@ def known_causes() -> tuple[KnownCause, ...]:
 
 @cache
 def restricted() -> tuple[str, ...]:
-    """Options of every Triton that listens: nobody may administer it, over HTTP or gRPC; the same for all versions."""
+    """Options of every Triton that listens, in all versions: they disable administration over HTTP and gRPC."""
     return tuple(_data()["arguments"]["restricted"]["value"])
 
 
@@ -121,8 +121,10 @@ def launch_facts(version: str) -> LaunchFacts:
     """Look up how a version of TensorRT-LLM is started."""
     release(version)
     entries = [pair for section in _SECTIONS for pair in _data()[section].items()]
-    held = {name: entry for name, entry in entries if holds(version, entry.get("since"), entry.get("until"))}
-    return record(LaunchFacts, {name: entry["value"] for name, entry in held.items()})
+    applicable = {
+        name: entry for name, entry in entries if holds(version, entry.get("since"), entry.get("until"))
+    }
+    return record(LaunchFacts, {name: entry["value"] for name, entry in applicable.items()})
 
 
 def _data() -> Mapping[str, Any]:

@@ -119,9 +119,9 @@ def _judge(version: str, arguments: Mapping[str, Any]) -> Iterator[_Judgement]:
     return _objections(version, ARGUMENTS, arguments, "")
 
 
-def _objections(version: str, model: str, given: Mapping[str, Any], prefix: str) -> Iterator[_Judgement]:
+def _objections(version: str, model: str, arguments: Mapping[str, Any], prefix: str) -> Iterator[_Judgement]:
     fields = _fields(version, model)
-    for name, value in given.items():
+    for name, value in arguments.items():
         key, kinds = prefix + name, fields.get(name)
         if kinds is None:
             fault = Fault("is not an argument in", key=key, value=value)
@@ -144,14 +144,14 @@ def _having(model: str, name: str, value: Any) -> list[str]:
     ]
 
 
-def _objections_to_speculation(version: str, given: Mapping[str, Any]) -> Iterator[_Judgement]:
+def _objections_to_speculation(version: str, arguments: Mapping[str, Any]) -> Iterator[_Judgement]:
     models = {entry["name"]: entry["model"] for entry in _entries("decoding_types", version)}
-    key, chosen = f"{SPECULATION}.decoding_type", given.get("decoding_type")
+    key, chosen = f"{SPECULATION}.decoding_type", arguments.get("decoding_type")
     fix = f"one of {', '.join(models)}"
     if chosen is None:
         yield Fault("is missing", key=key, fix=fix), True
     elif chosen in models:
-        settings = {name: value for name, value in given.items() if name != "decoding_type"}
+        settings = {name: value for name, value in arguments.items() if name != "decoding_type"}
         yield from _objections(version, models[chosen], settings, f"{SPECULATION}.")
     else:
         having = [release for release in versions() if chosen in decoding_types(release)]

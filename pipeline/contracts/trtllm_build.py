@@ -138,7 +138,7 @@ def alike(value: Any, wanted: Any, dtype: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _ReadFlag:
     """One flag of a command, or what is wrong at its place."""
 
     flag: Flag | None
@@ -146,7 +146,7 @@ class _Read:
     fault: str | None = None
 
 
-def _read(version: str, argv: Sequence[str]) -> Iterator[_Read]:
+def _read(version: str, argv: Sequence[str]) -> Iterator[_ReadFlag]:
     """Read `--flag value` and `--flag=value`, each flag by its whole name; a value does not begin with two dashes."""
     by_name = {name: flag for flag in flags(version).values() for name in (flag.name, *flag.aliases)}
     left = list(argv)
@@ -157,11 +157,11 @@ def _read(version: str, argv: Sequence[str]) -> Iterator[_Read]:
             values.append(left.pop(0))
         flag = by_name.get(name.removeprefix("--")) if name.startswith("--") else None
         if flag is None:
-            yield _Read(None, fault=f"{name}: no such flag in {version}")
+            yield _ReadFlag(None, fault=f"{name}: no such flag in {version}")
         elif (fault := _fault(flag, values)) is not None:
-            yield _Read(None, fault=f"--{flag.name}{fault}")
+            yield _ReadFlag(None, fault=f"--{flag.name}{fault}")
         else:
-            yield _Read(flag, _value(flag, values))
+            yield _ReadFlag(flag, _value(flag, values))
 
 
 def _fault(flag: Flag, values: Sequence[str]) -> str | None:

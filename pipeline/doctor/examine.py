@@ -16,7 +16,7 @@ from pipeline.doctor.verdicts import DoctorFacts, judge, unreadable
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.inventory import DEADLINE_S, MARGIN, Inventory, take
 from pipeline.machine.packages import read_extras, read_python, version_of
-from pipeline.machine.probe import Late, begin
+from pipeline.machine.probe import ProbeTimeout, begin
 from pipeline.plan.preflight import findings
 from pipeline.prepare.facts import hub_files
 from pipeline.recipe import Recipe, load_recipe, packaged
@@ -52,18 +52,22 @@ def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_
         {"server": partial(_server_problem, deadline_s * MARGIN), "in_store": partial(_in_store, store)},
         deadline_s,
     )
-    said = {name: findings(recipe) for name, recipe in recipes.items() if isinstance(recipe, Recipe)}
+    recipe_findings = {
+        name: findings(recipe) for name, recipe in recipes.items() if isinstance(recipe, Recipe)
+    }
     machine, (server, in_store) = looking()["machine"], others().values()
     assert isinstance(machine, Inventory), "it keeps its own deadline, which is earlier"
-    found = DoctorFacts(
+    facts = DoctorFacts(
         machine=machine,
         extras=read_extras(),
-        server_problem=server.reason if isinstance(server, Late) else server,
-        in_store={} if isinstance(in_store, Late) else in_store,
+        server_problem=server.reason if isinstance(server, ProbeTimeout) else server,
+        in_store={} if isinstance(in_store, ProbeTimeout) else in_store,
     )
     python, text = read_python(), read_text()
     verdicts = tuple(
-        judge(name, recipe, said[name], found) if isinstance(recipe, Recipe) else unreadable(name, recipe)
+        judge(name, recipe, recipe_findings[name], facts)
+        if isinstance(recipe, Recipe)
+        else unreadable(name, recipe)
         for name, recipe in recipes.items()
     )
     wanted = all if names else any
@@ -72,13 +76,13 @@ def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_
         time=now(),
         seconds=round(time.monotonic() - start, 3),
         runnable=wanted(verdict.runnable for verdict in verdicts),
-        sections=sections(found, python, text),
+        sections=sections(facts, python, text),
         recipes=verdicts,
         python=python,
-        extras=found.extras,
+        extras=facts.extras,
         text=text,
-        server=None if found.server_problem else version_of(WHEEL),
-        machine=found.machine,
+        server=None if facts.server_problem else version_of(WHEEL),
+        machine=facts.machine,
     )
 
 

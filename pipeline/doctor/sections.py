@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.doctor.report import Check, Section, State, Text
 from pipeline.doctor.verdicts import DoctorFacts
 from pipeline.extras import install_line
-from pipeline.machine.gpus import GpuSeen, Topology
+from pipeline.machine.gpus import DetectedGpu, Topology
 from pipeline.machine.host import Disk
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.network import Hub, Listener
@@ -17,15 +17,15 @@ from pipeline.serving.launch_embedded import WHEEL
 from pipeline.store import human_bytes
 
 
-def sections(found: DoctorFacts, python: PythonFacts, text: Text) -> tuple[Section, ...]:
+def sections(facts: DoctorFacts, python: PythonFacts, text: Text) -> tuple[Section, ...]:
     """All of them, in the order of the table."""
     return (
-        Section("Python", tuple(_python(python, found.extras, text))),
-        Section("GPU", tuple(_gpus(found.machine))),
-        Section("Machine", tuple(_host(found.machine))),
-        Section("Containers", tuple(_containers(found.machine))),
-        Section("Serving", tuple(_serving(found.machine, found.server_problem))),
-        Section("Network", tuple(_network(found.machine))),
+        Section("Python", tuple(_python(python, facts.extras, text))),
+        Section("GPU", tuple(_gpus(facts.machine))),
+        Section("Machine", tuple(_host(facts.machine))),
+        Section("Containers", tuple(_containers(facts.machine))),
+        Section("Serving", tuple(_serving(facts.machine, facts.server_problem))),
+        Section("Network", tuple(_network(facts.machine))),
     )
 
 
@@ -65,48 +65,51 @@ _STACK = 64 << 20  # the documented --ulimit stack of containers with TensorRT-L
 _OPEN_FILES = 1024
 
 
-def _unknown(subject: str, found: Inventory, probe: str) -> Check:
+def _unknown(subject: str, inventory: Inventory, probe: str) -> Check:
     """The line of a probe without an answer."""
-    return Check(subject, "unknown", found.late.get(probe, "not looked at"))
+    return Check(subject, "unknown", inventory.late.get(probe, "not looked at"))
 
 
-def _gpus(found: Inventory) -> Iterator[Check]:
+def _gpus(inventory: Inventory) -> Iterator[Check]:
     """Each GPU, its driver, and the ways between them."""
-    seen = found.gpus
-    if seen is None:
-        yield _unknown("GPU", found, "gpus")
+    survey = inventory.gpus
+    if survey is None:
+        yield _unknown("GPU", inventory, "gpus")
         return
-    if not seen.gpus:
+    if not survey.gpus:
         slow = (
             "--timeout-s waits longer; nvidia-smi -pm 1 keeps the driver loaded; a stuck one needs a reboot"
         )
         yield Check(
-            "GPU", "missing", seen.problem, slow if seen.late else "recipes with runtime.kind cpu need none"
+            "GPU",
+            "missing",
+            survey.problem,
+            slow if survey.late else "recipes with runtime.kind cpu need none",
         )
-        if seen.nvml_problem:
-            yield Check("NVML", "note", seen.nvml_problem)
+        if survey.nvml_problem:
+            yield Check("NVML", "note", survey.nvml_problem)
         return
-    for gpu in seen.gpus:
+    for gpu in survey.gpus:
         yield Check(f"GPU {gpu.index}", "ok", _gpu(gpu))
-    drivers = ", ".join(sorted({gpu.driver for gpu in seen.gpus}))
-    cuda = f", CUDA up to {seen.cuda}" if seen.cuda else ""
-    yield Check("driver", "ok", f"{drivers}{cuda}, by {seen.source}")
-    if seen.nvml_problem:
-        yield Check("NVML", "note", seen.nvml_problem)
-    if len(seen.gpus) > 1:
-        yield _links(found.topology, found)
+    drivers = ", ".join(sorted({gpu.driver for gpu in survey.gpus}))
+    cuda = f", CUDA up to {survey.cuda}" if survey.cuda else ""
+    yield Check("driver", "ok", f"{drivers}{cuda}, by {survey.source}")
+    if survey.nvml_problem:
+        yield Check("NVML", "note", survey.nvml_problem)
+    if len(survey.gpus) > 1:
+        yield _links(inventory.topology, inventory)
 
 
-def _gpu(gpu: GpuSeen) -> str:
+def _gpu(gpu: DetectedGpu) -> str:
     known = contract_name(gpu.facts())
     name = f"{gpu.name}, in recipes {known}" if known else f"{gpu.name}, of which nothing is known"
     memory = f"{gpu.free_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB free"
     return f"{name}; compute capability {gpu.capability}; {memory}"
 
 
-def _links(topology: Topology | None, found: Inventory) -> Check:
+def _links(topology: Topology | None, inventory: Inventory) -> Check:
     if topology is None:
-        return _unknown("links", found, "topology")
+        return _unknown("links", inventory, "topology")
     if topology.problem:
         return Check("links", "unknown", topology.problem)
     ways: dict[str, list[str]] = {}
@@ -120,44 +123,46 @@ def _links(topology: Topology | None, found: Inventory) -> Check:
     )
 
 
-def _host(found: Inventory) -> Iterator[Check]:
+def _host(inventory: Inventory) -> Iterator[Check]:
     """Memory, processors, disks, limits."""
-    if found.memory is None:
-        yield _unknown("memory", found, "memory")
+    if inventory.memory is None:
+        yield _unknown("memory", inventory, "memory")
     else:
-        memory = found.memory
+        memory = inventory.memory
         limit = ", the container's limit" if memory.limit_bytes is not None else ""
         text = f"{human_bytes(memory.available_bytes)} of {human_bytes(memory.total_bytes)} available{limit}"
         yield Check("memory", "ok", f"{text}; swap {human_bytes(memory.swap_bytes)}")
-    if found.processors is None:
-        yield _unknown("processors", found, "processors")
+    if inventory.processors is None:
+        yield _unknown("processors", inventory, "processors")
     else:
-        one = found.processors
-        quota = f"; the container's share is {one.quota:g}" if one.quota is not None else ""
-        bf16 = {True: ", bf16 arithmetic", False: ", no bf16 arithmetic", None: ""}[one.bf16]
-        yield Check("processors", "ok", f"{one.cores} cores, {one.threads} threads{bf16}{quota}")
-    yield _shm(found)
-    yield _disk("store", found.store, found)
-    yield _disk("temporary", found.temporary, found)
-    yield from _limits(found)
+        processors = inventory.processors
+        quota = f"; the container's share is {processors.quota:g}" if processors.quota is not None else ""
+        bf16 = {True: ", bf16 arithmetic", False: ", no bf16 arithmetic", None: ""}[processors.bf16]
+        yield Check(
+            "processors", "ok", f"{processors.cores} cores, {processors.threads} threads{bf16}{quota}"
+        )
+    yield _shm(inventory)
+    yield _disk("store", inventory.store, inventory)
+    yield _disk("temporary", inventory.temporary, inventory)
+    yield from _limits(inventory)
 
 
-def _shm(found: Inventory) -> Check:
-    if found.shm_bytes is None:
-        late = "shm_bytes" in found.late
+def _shm(inventory: Inventory) -> Check:
+    if inventory.shm_bytes is None:
+        late = "shm_bytes" in inventory.late
         return (
-            _unknown("/dev/shm", found, "shm_bytes")
+            _unknown("/dev/shm", inventory, "shm_bytes")
             if late
             else Check("/dev/shm", "missing", "there is none")
         )
-    few = found.shm_bytes < _LEAST_SHM
+    few = inventory.shm_bytes < _LEAST_SHM
     fix = "docker run --shm-size=2g, or --ipc=host" if few else ""
-    return Check("/dev/shm", "warning" if few else "ok", human_bytes(found.shm_bytes), fix)
+    return Check("/dev/shm", "warning" if few else "ok", human_bytes(inventory.shm_bytes), fix)
 
 
-def _disk(subject: str, disk: Disk | None, found: Inventory) -> Check:
+def _disk(subject: str, disk: Disk | None, inventory: Inventory) -> Check:
     if disk is None:
-        return _unknown(subject, found, subject)
+        return _unknown(subject, inventory, subject)
     fix = "name another folder with --store or PIPELINE_STORE" if subject == "store" else "set TMPDIR"
     if disk.problem:
         return Check(subject, "missing", disk.problem, fix)
@@ -175,11 +180,11 @@ def _disk(subject: str, disk: Disk | None, found: Inventory) -> Check:
     return Check(subject, "ok", text)
 
 
-def _limits(found: Inventory) -> Iterator[Check]:
-    if found.ulimits is None:
-        yield _unknown("limits", found, "ulimits")
+def _limits(inventory: Inventory) -> Iterator[Check]:
+    if inventory.ulimits is None:
+        yield _unknown("limits", inventory, "ulimits")
         return
-    limits = found.ulimits
+    limits = inventory.ulimits
     shown, fixes = list[str](), list[str]()
     for name, value, least, fix in (
         ("locked memory", limits.memlock_bytes, None, "ulimit -l unlimited (docker run --ulimit memlock=-1)"),
@@ -201,11 +206,11 @@ _SKEW_S = 60.0  # beyond it, certificates and tokens may be refused
 _HUB_TOKEN = "HF_TOKEN, or hf auth login, for repositories that ask for it"
 
 
-def _containers(found: Inventory) -> Iterator[Check]:
+def _containers(inventory: Inventory) -> Iterator[Check]:
     """Docker and whether containers can have GPUs."""
-    docker = found.docker
+    docker = inventory.docker
     if docker is None:
-        yield _unknown("docker", found, "docker")
+        yield _unknown("docker", inventory, "docker")
     elif docker.problem:
         yield Check("docker", "missing", docker.problem, docker.fix)
     else:
@@ -219,33 +224,33 @@ def _containers(found: Inventory) -> Iterator[Check]:
             yield Check("GPUs in containers", "missing", "no nvidia runtime and no CDI devices", fix)
 
 
-def _serving(found: Inventory, server_problem: str) -> Iterator[Check]:
+def _serving(inventory: Inventory, server_problem: str) -> Iterator[Check]:
     """Triton in its two forms, TensorRT-LLM and MPI."""
     if server_problem:
         fix = "" if "pip install" in server_problem else install_line("server")
         yield Check("embedded Triton", "missing", server_problem, fix)
     else:
         yield Check("embedded Triton", "ok", f"{WHEEL} {version_of(WHEEL)}")
-    triton = found.triton
+    triton = inventory.triton
     if triton is None:
-        yield _unknown("tritonserver", found, "triton")
+        yield _unknown("tritonserver", inventory, "triton")
     elif triton.path is None:
         yield Check("tritonserver", "note", "none outside this environment; containers have one")
     else:
         of = f", container {triton.release}" if triton.release else ""
         yield Check("tritonserver", "ok", f"{triton.path}, {triton.version or 'version not known'}{of}")
-    yield _tensorrt_llm(found)
-    yield _mpi(found)
+    yield _tensorrt_llm(inventory)
+    yield _mpi(inventory)
 
 
-def _tensorrt_llm(found: Inventory) -> Check:
-    if found.software is None or found.builder is None:
-        return _unknown("TensorRT-LLM", found, "software" if found.software is None else "builder")
-    have, path = found.software, found.builder.path
+def _tensorrt_llm(inventory: Inventory) -> Check:
+    if inventory.software is None or inventory.builder is None:
+        return _unknown("TensorRT-LLM", inventory, "software" if inventory.software is None else "builder")
+    have, path = inventory.software, inventory.builder.path
     if have.tensorrt_llm is None and path is None:
         return Check("TensorRT-LLM", "note", "not installed; containers have it")
     builder = (
-        f"trtllm-build of {found.builder.version or 'no known version'} at {path}"
+        f"trtllm-build of {inventory.builder.version or 'no known version'} at {path}"
         if path
         else "no trtllm-build"
     )
@@ -255,33 +260,33 @@ def _tensorrt_llm(found: Inventory) -> Check:
     )
 
 
-def _mpi(found: Inventory) -> Check:
-    if found.mpi is None:
-        return _unknown("MPI", found, "mpi")
-    slots = f"{found.processors.cores} slots" if found.processors else "slots not known"
-    if found.mpi.problem:
-        return Check("MPI", "note", f"{found.mpi.problem}; several GPUs outside of a container need it")
-    return Check("MPI", "ok", f"{found.mpi.family} {found.mpi.version}, {slots}")
+def _mpi(inventory: Inventory) -> Check:
+    if inventory.mpi is None:
+        return _unknown("MPI", inventory, "mpi")
+    slots = f"{inventory.processors.cores} slots" if inventory.processors else "slots not known"
+    if inventory.mpi.problem:
+        return Check("MPI", "note", f"{inventory.mpi.problem}; several GPUs outside of a container need it")
+    return Check("MPI", "ok", f"{inventory.mpi.family} {inventory.mpi.version}, {slots}")
 
 
-def _network(found: Inventory) -> Iterator[Check]:
+def _network(inventory: Inventory) -> Iterator[Check]:
     """The hub, the clock against it, and the ports that servers take."""
-    if found.hub is None:
-        yield _unknown("hub", found, "hub")
+    if inventory.hub is None:
+        yield _unknown("hub", inventory, "hub")
     else:
-        yield _hub(found.hub)
-        where = found.hub.token
+        yield _hub(inventory.hub)
+        where = inventory.hub.token
         yield (
             Check("hub token", "ok", f"in {where}")
             if where
             else Check("hub token", "note", "none", _HUB_TOKEN)
         )
-        yield _clock(found.hub.clock_ahead_s)
-    if found.listeners is None:
-        yield _unknown("ports", found, "listeners")
+        yield _clock(inventory.hub.clock_ahead_s)
+    if inventory.listeners is None:
+        yield _unknown("ports", inventory, "listeners")
         return
     for port, name in _NAMES.items():
-        listener = found.listeners.get(port)
+        listener = inventory.listeners.get(port)
         if listener is None:
             yield Check(f"port {port}", "ok", f"free, for {name}")
         else:

@@ -41,10 +41,10 @@ class DoctorFacts:
 
     def facts(self, recipe: Recipe, way: WayName) -> MachineFacts:
         """As rules see the machine: what the store has of a recipe needs no room, and no hub."""
-        facts, here = self.machine.facts(), self.in_store
-        held = sum(here.get(repo, 0) for repo, _, _ in hub_files(recipe))
-        store = replace(facts.store, held_bytes=held) if facts.store is not None else None
-        hub = {repo: status for repo, status in facts.hub.items() if repo not in here}
+        facts, in_store = self.machine.facts(), self.in_store
+        held_bytes = sum(in_store.get(repo, 0) for repo, _, _ in hub_files(recipe))
+        store = replace(facts.store, held_bytes=held_bytes) if facts.store is not None else None
+        hub = {repo: status for repo, status in facts.hub.items() if repo not in in_store}
         return replace(
             facts,
             store=store,
@@ -56,22 +56,24 @@ class DoctorFacts:
 
     def _software(self) -> SoftwareFacts | None:
         """Installed software, and the programs of a launch that are there."""
-        here = self.machine
-        if here.software is None or here.triton is None:
+        machine = self.machine
+        if machine.software is None or machine.triton is None:
             return None
-        mpirun = {"mpirun"} if here.mpi is not None and not here.mpi.problem else set[str]()
-        server = {here.triton.path} if here.triton.path is not None else set[str]()
-        return replace(here.software.facts(), programs=frozenset(mpirun | server))
+        mpirun = {"mpirun"} if machine.mpi is not None and not machine.mpi.problem else set[str]()
+        server = {machine.triton.path} if machine.triton.path is not None else set[str]()
+        return replace(machine.software.facts(), programs=frozenset(mpirun | server))
 
 
-def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: DoctorFacts) -> Verdict:
+def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], facts: DoctorFacts) -> Verdict:
     """Whether a recipe can be built and deployed here. `of_recipe`: what is to be said of it on any machine."""
     names: tuple[WayName, ...] = ("build", "local") if recipe.runtime.kind == "cpu" else _ALL
-    said = {way: (*of_recipe, *_findings(way, recipe, found)) for way in names}
-    ways = tuple(_way(way, said[way], _of_needs(way, recipe, found)) for way in names)
+    way_findings = {way: (*of_recipe, *_findings(way, recipe, facts)) for way in names}
+    ways = tuple(_way(way, way_findings[way], _of_needs(way, recipe, facts)) for way in names)
     built, *deployed = (way.possible for way in ways)
     runtime, file = recipe.runtime, recipe.provenance.file
-    warnings = (_obstacle(finding) for way in names for finding in said[way] if finding.severity == "warning")
+    warnings = (
+        _obstacle(finding) for way in names for finding in way_findings[way] if finding.severity == "warning"
+    )
     return Verdict(
         recipe=name,
         file=str(file) if file else None,
@@ -86,14 +88,14 @@ def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: Doct
 
 def _findings(way: WayName, recipe: Recipe, found: DoctorFacts) -> Iterator[Finding]:
     """Findings of preflight about this machine."""
-    facts, wanted = found.facts(recipe, way), needs_of(make_context(recipe, offline_facts(recipe)))
+    machine, wanted = found.facts(recipe, way), needs_of(make_context(recipe, offline_facts(recipe)))
     if way == "build":
-        if any(status >= _REFUSED for status in facts.hub.values()):
-            asked = findings(recipe, machine=MachineFacts(hub=facts.hub))
-            yield from (need for need in asked if rule(need.rule).group == "sourcing")
-        yield from machine_findings(needs_to_build(wanted), facts)
+        if any(status >= _REFUSED for status in machine.hub.values()):
+            build_findings = findings(recipe, machine=MachineFacts(hub=machine.hub))
+            yield from (need for need in build_findings if rule(need.rule).group == "sourcing")
+        yield from machine_findings(needs_to_build(wanted), machine)
     else:
-        yield from machine_findings(needs_to_serve(wanted, way), facts)
+        yield from machine_findings(needs_to_serve(wanted, way), machine)
 
 
 def unreadable(name: str, error: InvalidInput) -> Verdict:
@@ -102,22 +104,22 @@ def unreadable(name: str, error: InvalidInput) -> Verdict:
     return Verdict(name, None, None, 0, None, False, tuple(Way(way, False, faults) for way in _ALL))
 
 
-def _way(name: WayName, said: Iterable[Finding], lacking: Iterable[Obstacle]) -> Way:
-    refusing = (_obstacle(finding) for finding in said if finding.severity == "error")
+def _way(name: WayName, findings: Iterable[Finding], lacking: Iterable[Obstacle]) -> Way:
+    refusing = (_obstacle(finding) for finding in findings if finding.severity == "error")
     unique = tuple(dict.fromkeys((*refusing, *lacking)))
     return Way(name, not unique, unique)
 
 
-def _of_needs(way: WayName, recipe: Recipe, found: DoctorFacts) -> Iterator[Obstacle]:
+def _of_needs(way: WayName, recipe: Recipe, facts: DoctorFacts) -> Iterator[Obstacle]:
     match way, recipe.runtime.kind:
         case "build", _:
-            yield from package_obstacles(extras_to_build(recipe), found.extras)
-            yield from hub_obstacles(recipe, found.machine, found.in_store)
-            yield from builder_obstacles(recipe, found.machine)
+            yield from package_obstacles(extras_to_build(recipe), facts.extras)
+            yield from hub_obstacles(recipe, facts.machine, facts.in_store)
+            yield from builder_obstacles(recipe, facts.machine)
         case "local", "cpu":
-            yield from package_obstacles(("", "server"), found.extras)
-            if found.server_problem:
-                yield Obstacle("Triton", found.server_problem)
+            yield from package_obstacles(("", "server"), facts.extras)
+            if facts.server_problem:
+                yield Obstacle("Triton", facts.server_problem)
 
 
 def _obstacle(finding: Finding) -> Obstacle:
@@ -142,35 +144,35 @@ def package_obstacles(names: Sequence[str], extras: Sequence[Extra]) -> Iterator
             yield Obstacle("packages", lacking, extra.install)
 
 
-def hub_obstacles(recipe: Recipe, found: Inventory, in_store: Mapping[str, int]) -> Iterator[Obstacle]:
+def hub_obstacles(recipe: Recipe, inventory: Inventory, in_store: Mapping[str, int]) -> Iterator[Obstacle]:
     """Models that would have to be downloaded, and cannot be. `in_store`: repositories that are there already."""
-    if found.hub is None or all(repo in in_store for repo, _, _ in hub_files(recipe)):
+    if inventory.hub is None or all(repo in in_store for repo, _, _ in hub_files(recipe)):
         return
-    if found.hub.offline:
+    if inventory.hub.offline:
         yield Obstacle("hub", "HF_HUB_OFFLINE is set, and the store lacks the model", "unset HF_HUB_OFFLINE")
-    elif found.hub.problem:
+    elif inventory.hub.problem:
         fix = "set HF_ENDPOINT to a mirror that this machine reaches, or HTTPS_PROXY"
-        yield Obstacle("hub", f"{found.hub.problem}; the store lacks the model", fix)
+        yield Obstacle("hub", f"{inventory.hub.problem}; the store lacks the model", fix)
 
 
-def builder_obstacles(recipe: Recipe, found: Inventory) -> Iterator[Obstacle]:
+def builder_obstacles(recipe: Recipe, inventory: Inventory) -> Iterator[Obstacle]:
     """Who would run trtllm-build: this machine, or a container on it."""
     runtime = recipe.runtime
     if not isinstance(runtime, TensorRTRuntime):
         return
-    native = _native_builder(runtime.version, found)
-    docker = found.docker.problem if found.docker is not None else ""
+    native = _native_builder(runtime.version, inventory)
+    docker = inventory.docker.problem if inventory.docker is not None else ""
     if native and docker:
         fix = "start Docker, or pipeline build RECIPE --executor print for a machine that can"
         yield Obstacle("trtllm-build", f"{native}; {docker}", fix)
 
 
-def _native_builder(version: str, found: Inventory) -> str:
+def _native_builder(version: str, inventory: Inventory) -> str:
     """Why trtllm-build does not run here; empty if it does."""
-    if found.builder is None:
+    if inventory.builder is None:
         return ""
-    if found.builder.path is None:
+    if inventory.builder.path is None:
         return "there is no trtllm-build on PATH"
-    if found.builder.version not in (None, version):
-        return f"trtllm-build is of TensorRT-LLM {found.builder.version}, the recipe wants {version}"
+    if inventory.builder.version not in (None, version):
+        return f"trtllm-build is of TensorRT-LLM {inventory.builder.version}, the recipe wants {version}"
     return ""

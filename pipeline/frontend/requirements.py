@@ -38,11 +38,11 @@ def known_recipes(start: GatewayStart, store: Store) -> list[Recipe]:
     """Find the recipes of a gateway, except those of deployments that it waits for."""
     if not start.recipes and start.sources.package is not None:
         return [package_recipe(start.sources.package, start.overrides)]
-    found = []
+    recipes = []
     for name in start.recipes:
         try:
-            found.append(find_deployment(name, start.overrides, store, states=SUPERVISED).recipe)
+            recipes.append(find_deployment(name, start.overrides, store, states=SUPERVISED).recipe)
         except InvalidInput:
             if not start.sources.wait_s:
                 raise
-    return found
+    return recipes

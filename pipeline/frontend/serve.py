@@ -145,7 +145,7 @@ def detach(start: ServeStart, packages: ServedPackages, store: Store) -> Detache
 def stop_command(packages: ServedPackages, store: Store) -> str:
     """Return the command that ends these deployments."""
     names = (chosen.deployment.name for chosen, _ in packages)
-    return shlex.join(("pipeline", "stop", *names, *store.words))
+    return shlex.join(("pipeline", "stop", *names, *store.argv))
 
 
 @contextmanager

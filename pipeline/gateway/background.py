@@ -1,4 +1,4 @@
-"""Slots of a model for requests that nobody waits for, such as those of batches: they get what other requests leave."""
+"""Slots of a model for background requests, such as those of batches: they get the capacity that others leave."""
 
 from __future__ import annotations
 

@@ -184,28 +184,30 @@ class LossJudge:
         self._trials: list[Attempt] = []  # of the tenant whose turn it is
         self._convictions: dict[str, list[float]] = {}  # by tenant
         self._cooling: dict[str, float] = {}  # tenant -> until
-        self._held: dict[str, float] = {}  # by other gateways: digest, or `tenant_hold` of a tenant -> until
+        self._held_elsewhere: dict[
+            str, float
+        ] = {}  # by other gateways: digest, or `tenant_hold` of a tenant -> until
 
     def refusal(self, now: float, work: Work) -> Refusal | None:
         """Return why a request is not sent now; None if it may be."""
-        suspect, held = self._suspects.get(work.digest), self._held
+        suspect, shared_holds = self._suspects.get(work.digest), self._held_elsewhere
         until, losses = (-inf, 0) if suspect is None else (suspect.until, suspect.losses)
-        until = max(until, held.get(work.digest, -inf))
+        until = max(until, shared_holds.get(work.digest, -inf))
         if until > now:
             return Refusal("quarantined", until - now, max(losses, MAX_LOSSES))
-        until = max(self._cooling.get(work.tenant, -inf), held.get(tenant_hold(work.tenant), -inf))
+        until = max(self._cooling.get(work.tenant, -inf), shared_holds.get(tenant_hold(work.tenant), -inf))
         if until > now:
             convictions = len(self._convictions.get(work.tenant, ()))
             return Refusal("cooling_down", until - now, max(convictions, _MAX_CONVICTIONS))
         return None
 
-    def hold_elsewhere(self, now: float, held: Mapping[str, float]) -> None:
+    def hold_elsewhere(self, now: float, waits: Mapping[str, float]) -> None:
         """Take over what other gateways hold, in place of what they held before.
 
         Args:
-            held: digest of a request in quarantine, or `tenant_hold` of a tenant that cools down -> seconds left.
+            waits: digest of a request in quarantine, or `tenant_hold` of a tenant that cools down -> seconds left.
         """
-        self._held = {name: now + wait_s for name, wait_s in held.items()}
+        self._held_elsewhere = {name: now + wait_s for name, wait_s in waits.items()}
 
     def is_suspect(self, now: float, work: Work) -> bool:
         """Whether a request goes out in its tenant's turn only."""

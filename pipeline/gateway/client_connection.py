@@ -96,7 +96,7 @@ class Connections:
             self._idle.pop(connection.address, None)
 
 
-class _Awaited(Enum):
+class _ReadState(Enum):
     """Part of a request that has not been received yet."""
 
     NOTHING = 0
@@ -114,7 +114,7 @@ class ClientConnection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self.address = ""
         self._all, self._limits = connections, connections.limits
-        self._awaited, self._since = _Awaited.HEADERS, self.loop.time()
+        self._awaited, self._since = _ReadState.HEADERS, self.loop.time()
         self._header_bytes = 0  # of headers that are complete
         self._begun_bytes = 0  # of a request whose headers are not complete
         self._fault: ApiError | None = None  # if the headers are too large
@@ -149,12 +149,12 @@ class ClientConnection(HttpToolsProtocol):
         idle, limits = self.cycle is None or self.cycle.response_complete, self._limits
         if self._is_stalled(now, idle=idle):
             self.abort()
-        elif self._awaited is _Awaited.HEADERS and idle and now - self._since > limits.header_s:
+        elif self._awaited is _ReadState.HEADERS and idle and now - self._since > limits.header_s:
             if self._begun_bytes:
                 self._refuse(ApiError(408, f"The headers did not come within {limits.header_s:g} s"))
             else:
                 self.drop()
-        elif self._awaited is _Awaited.BODY and not self.pipeline and now - self._since > limits.body_s:
+        elif self._awaited is _ReadState.BODY and not self.pipeline and now - self._since > limits.body_s:
             if self.cycle.response_started:
                 self.abort()
             else:
@@ -172,10 +172,10 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._awaited is _Awaited.NOTHING:
-            self._awaited, self._since, self._begun_bytes = _Awaited.HEADERS, self.loop.time(), 0
+        if self._awaited is _ReadState.NOTHING:
+            self._awaited, self._since, self._begun_bytes = _ReadState.HEADERS, self.loop.time(), 0
         super().data_received(data)
-        if self._awaited is _Awaited.HEADERS:
+        if self._awaited is _ReadState.HEADERS:
             self._begun_bytes += len(data)
             if self._begun_bytes > self._limits.header_bytes:
                 self._refuse(self._too_large())
@@ -185,8 +185,8 @@ class ClientConnection(HttpToolsProtocol):
         cast(dict[str, Any], self.scope)["peer"] = self
         self._header_bytes = 0
         # Several requests may have come together.
-        if self._awaited is _Awaited.NOTHING:
-            self._awaited, self._since, self._begun_bytes = _Awaited.HEADERS, self.loop.time(), 0
+        if self._awaited is _ReadState.NOTHING:
+            self._awaited, self._since, self._begun_bytes = _ReadState.HEADERS, self.loop.time(), 0
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -201,11 +201,11 @@ class ClientConnection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._awaited, self._since = _Awaited.BODY, self.loop.time()
+        self._awaited, self._since = _ReadState.BODY, self.loop.time()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._awaited = _Awaited.NOTHING
+        self._awaited = _ReadState.NOTHING
         super().on_message_complete()
         if not self.cycle.response_complete:
             self._all.mark_busy(self)

@@ -113,11 +113,11 @@ def disk_errors(place: object) -> Iterator[None]:
 class ServerFaults:
     """Turns errors of a server of state into `ApiError`; the log says when they began, and when they ended.
 
-    `what` names in the log what the server stores.
+    `subject` names what the server stores, for the log.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what, self._fault = what, ""
+    def __init__(self, subject: str) -> None:
+        self._subject, self._fault = subject, ""
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -132,15 +132,15 @@ class ServerFaults:
             if getattr(error.__cause__, "sqlstate", None) == _DISK_FULL:
                 raise StorageFull from error
             if not self._fault:
-                _log.error("%s cannot be used: %s", self._what, error)
+                _log.error("%s cannot be used: %s", self._subject, error)
             self._fault = str(error)
             raise StorageFailed from error
         if self._fault:
             self._fault = ""
-            _log.warning("%s can be used again", self._what)
+            _log.warning("%s can be used again", self._subject)
 
 
-class Unsealed:
+class UnencryptedCodec:
     """Codec of what stays on this machine: not encrypted."""
 
     def seal(self, content: bytes, key: bytes) -> bytes:  # noqa: ARG002
@@ -154,7 +154,7 @@ class Unsealed:
 class SqliteDatabase:
     """See `StateDatabase`. All transactions come one after the other, also those of other processes."""
 
-    codec: Codec = Unsealed()
+    codec: Codec = UnencryptedCodec()
 
     def __init__(
         self, connect: Callable[[], sqlite3.Connection], place: object = "the memory of this process"

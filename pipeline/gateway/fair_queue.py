@@ -137,7 +137,7 @@ class FairQueue:
 
     @property
     def loss_events(self) -> Mapping[str, int]:
-        """How often servers were lost, requests quarantined, and tenants told to cool down."""
+        """Counts of lost servers, quarantined requests, and tenants that have to cool down."""
         judge = self.lost_servers.judge
         return {"lost": judge.losses, "quarantined": judge.quarantined, "cool_down": judge.cool_downs}
 
@@ -259,8 +259,8 @@ class FairQueue:
         if wait_s < inf:
             self._timers[future] = asyncio.get_running_loop().call_later(wait_s, give_up)
 
-    def _not_ready(self, what: str) -> ApiError:
-        text = f"The model {what}: {self.paused}"
+    def _not_ready(self, problem: str) -> ApiError:
+        text = f"The model {problem}: {self.paused}"
         return ApiError(503, text, code="unavailable", retry_after_s=_RETRY_AFTER_S)
 
     def _release(self, tenant: str) -> None:

@@ -111,7 +111,7 @@ class TenantUsage:
 class _TokenBucket:
     """Fills evenly, and holds a minute's worth."""
 
-    what: str
+    unit: str
     per_minute: float
     state: BucketLevel
 
@@ -173,7 +173,7 @@ class Tenant:
         return self.usage.running
 
     async def count_request(self) -> None:
-        """Count a request before any of it is read, whatever becomes of it.
+        """Count a request before any of it is read, whatever its outcome.
 
         Raises:
             ApiError: 429, if the requests of this minute are used up.
@@ -215,7 +215,7 @@ class Tenant:
                     "reset": _duration(reset_s),
                 }
                 for kind, value in values.items():
-                    yield f"x-ratelimit-{kind}-{bucket.what}".encode(), value.encode()
+                    yield f"x-ratelimit-{kind}-{bucket.unit}".encode(), value.encode()
 
     async def charge_tokens(self, tokens: int) -> None:
         """Charge the tokens of a prompt that was counted and refused, down to a minute's worth of debt."""
@@ -281,7 +281,7 @@ class Tenant:
             return
         states = None
         if self.shared is not None:
-            takes = [BucketTake(bucket.what, bucket.per_minute, amount) for bucket, amount in wanted]
+            takes = [BucketTake(bucket.unit, bucket.per_minute, amount) for bucket, amount in wanted]
             states = await self.shared.take(self.name, takes, forced=forced, lease=lease)
             if states is not None and lease is not None:
                 *states, running = states
@@ -303,12 +303,12 @@ class Tenant:
                 raise _too_many(bucket, wait_s)
 
 
-def _bucket(what: str, per_minute: int | None, state: BucketLevel) -> _TokenBucket | None:
-    return None if per_minute is None else _TokenBucket(what, per_minute, state)
+def _bucket(unit: str, per_minute: int | None, state: BucketLevel) -> _TokenBucket | None:
+    return None if per_minute is None else _TokenBucket(unit, per_minute, state)
 
 
 def _too_many(bucket: _TokenBucket, wait_s: float) -> ApiError:
-    text = f"Limit of {bucket.per_minute:g} {bucket.what} a minute reached"
+    text = f"Limit of {bucket.per_minute:g} {bucket.unit} a minute reached"
     return ApiError(429, text, code="rate_limit_exceeded", retry_after_s=wait_s)
 
 

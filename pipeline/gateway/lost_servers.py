@@ -50,7 +50,7 @@ class LostServers:
     def share(self, shared: RedisLosses) -> None:
         """Count losses together with other gateways from now on."""
         self._shared = shared
-        shared.listen(lambda held: self.judge.hold_elsewhere(self._clock(), held))
+        shared.listen(lambda waits: self.judge.hold_elsewhere(self._clock(), waits))
 
     def refusal(self, work: Work) -> ApiError | None:
         """Return why a request is not sent now: 500, if it is quarantined; 429, if its tenant cools down."""

@@ -108,7 +108,7 @@ class GatewayMetrics(Collector):
             "tokens": _histogram("tokens", BUCKETS["tokens"], *by_operation, "kind"),
         }
         # What was counted already of what each cache and each client has counted.
-        self._seen: WeakKeyDictionary[CacheCounters | AsyncClient, Mapping[str, int]] = WeakKeyDictionary()
+        self._counted: WeakKeyDictionary[CacheCounters | AsyncClient, Mapping[str, int]] = WeakKeyDictionary()
         for model in models:
             self._begin(model)
         self._registry = CollectorRegistry(auto_describe=False)
@@ -150,7 +150,7 @@ class GatewayMetrics(Collector):
             self._count_since("server_requests", model.name, model.client, sent)
             if model.cache is not None:
                 counters = model.cache.counters
-                if counters not in self._seen:
+                if counters not in self._counted:
                     for event in _CACHE_EVENTS:
                         self._counters["cache"].labels(model.name, event)
                 self._count_since("cache", model.name, counters, counters.as_dict())
@@ -159,11 +159,11 @@ class GatewayMetrics(Collector):
         self, name: str, model: str, source: CacheCounters | AsyncClient, now: Mapping[str, int]
     ) -> None:
         """Add to a counter what a source has counted since the last time, by its second label."""
-        seen = self._seen.get(source, {})
+        counted = self._counted.get(source, {})
         for label, count in now.items():
-            if new := count - seen.get(label, 0):
+            if new := count - counted.get(label, 0):
                 self._counters[name].labels(model, label).inc(new)
-        self._seen[source] = dict(now)
+        self._counted[source] = dict(now)
 
     def stalled(self) -> Mapping[str, int]:
         """Return how many choices of each model have begun, and had no chunk for long."""
@@ -196,7 +196,7 @@ class GatewayMetrics(Collector):
             observed["duration"].labels(*of, error_type).observe(time.perf_counter() - began)
         for times in generation.times.values():
             if timed and times.started is not None:
-                observed["queue"].labels(*of).observe(times.started - times.asked)
+                observed["queue"].labels(*of).observe(times.started - times.requested)
         completion_tokens = 0
         for index, stats in generation.stats.items():
             times = generation.times[index]

@@ -68,7 +68,7 @@ class ModelReadiness(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Watched:
+class _WatchedServer:
     """One server.
 
     Attributes:
@@ -103,7 +103,7 @@ class Readiness:
         # None: stopped.
         self._queue: Pausable | None = queue
         self._suspended, self._started = "", False
-        self._watched: list[_Watched] = []
+        self._watched: list[_WatchedServer] = []
         # Those of servers that are gone, until they have ended, too.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -137,7 +137,7 @@ class Readiness:
         for endpoint in servers:
             if endpoint.url not in known:
                 endpoint.ill = True
-                watched = _Watched(endpoint, _NOT_PROBED)
+                watched = _WatchedServer(endpoint, _NOT_PROBED)
                 self._watched.append(watched)
                 # Apart from the trace of the request that may have begun it.
                 watched.task = asyncio.get_running_loop().create_task(self._watch(watched), context=Context())
@@ -191,7 +191,7 @@ class Readiness:
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
-    async def _watch(self, watched: _Watched) -> None:
+    async def _watch(self, watched: _WatchedServer) -> None:
         endpoint = watched.endpoint
         # The deadline is kept below, so that a probe which is late is not cancelled at once.
         timeouts = Timeouts(connect_s=_DEADLINE_S, first_token_s=None, between_tokens_s=None)
@@ -209,7 +209,7 @@ class Readiness:
                     async with asyncio.timeout(_INTERVAL_ILL_S if watched.fault else pause_s):
                         await watched.wake.wait()
 
-    async def _probe(self, watched: _Watched, client: AsyncClient) -> None:
+    async def _probe(self, watched: _WatchedServer, client: AsyncClient) -> None:
         """Generate one token, and note what that says about the server."""
         began = time.monotonic()
         asking = asyncio.ensure_future(client.generate("Hello", max_tokens=1, request_id=PROBE_ID))
@@ -237,7 +237,7 @@ class Readiness:
             case error:
                 self._set(watched, f"{type(error).__name__}: {error}")
 
-    def _set(self, watched: _Watched, fault: str) -> None:
+    def _set(self, watched: _WatchedServer, fault: str) -> None:
         if bool(fault) != bool(watched.fault) and watched.fault != _NOT_PROBED:
             state = f"cannot be asked: {fault}" if fault else "can be asked"
             _log.warning("%s: %s %s", self._name, watched.endpoint.url, state)

@@ -22,7 +22,7 @@ _log = logging.getLogger("pipeline.gateway")
 
 _POLL_S = 0.2
 _REREAD_S = 5.0
-# State of a record in which its Triton cannot be asked -> what requests that wait too long are told.
+# State of a record whose Triton takes no requests -> reason given to requests that wait too long.
 _NOT_YET = {
     "starting": "its server is being started",
     "restarting": "its server is being started again",
@@ -45,7 +45,7 @@ class RecordFollower:
         self.name = name
         self.fault: str | None = None  # why the model is not the one of the record
         self._folder, self._current, self._load = folder, current, load
-        self._seen: tuple[int, int] | None = None
+        self._version: tuple[int, int] | None = None
         self._reread_at = 0.0
         self._record: RunningServer | None = current
         self._replaced: list[ServedModel] = []
@@ -86,12 +86,12 @@ class RecordFollower:
         file = self._folder / f"{self.name}.json"
         try:
             stat = file.stat()
-            seen = (stat.st_mtime_ns, stat.st_ino)
+            version = (stat.st_mtime_ns, stat.st_ino)
         except OSError:
-            seen = None
+            version = None
         # Also without a change: after a failure, and because clocks of file systems are coarse.
-        if seen != self._seen or time.monotonic() >= self._reread_at:
-            self._seen, self._reread_at = seen, time.monotonic() + _REREAD_S
+        if version != self._version or time.monotonic() >= self._reread_at:
+            self._version, self._reread_at = version, time.monotonic() + _REREAD_S
             try:
                 self._record = await asyncio.to_thread(RunningServer.read, self._folder, self.name)
                 if self._record is None:

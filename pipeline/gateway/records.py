@@ -33,8 +33,8 @@ class PromptLog:
         return {"prompts": list(map(self._shown, prompts)), "answers": list(map(self._shown, answers))}
 
     def _shown(self, text: str) -> str:
-        held = None if self._redactor is None else self._redactor.objection(text, "")
-        return text if held is None else f"[left out: holds {held}]"
+        objection = None if self._redactor is None else self._redactor.objection(text, "")
+        return text if objection is None else f"[left out: holds {objection}]"
 
 
 @dataclass(slots=True)

@@ -62,8 +62,8 @@ class RedisLosses:
 
         async def count() -> None:
             # Until it is sent, time goes on: the server works out when the request began.
-            words = ["count", repr(ran_s + time.monotonic() - noted), int(WINDOW_S)]
-            counted(int(await self._commands([f"pipeline:losses:{digest}"], words)))
+            arguments = ["count", repr(ran_s + time.monotonic() - noted), int(WINDOW_S)]
+            counted(int(await self._commands([f"pipeline:losses:{digest}"], arguments)))
 
         self._start(count())
 
@@ -100,9 +100,9 @@ class RedisLosses:
             # What was read last holds until its time is over.
             with contextlib.suppress(BackendDown):
                 reply = await self._commands([_HELD], ["read", _MOST_HELD])
-                held = {
+                waits = {
                     name.decode(): float(wait_s) for name, wait_s in zip(reply[::2], reply[1::2], strict=True)
                 }
                 for hear in self._hear:
-                    hear(held)
+                    hear(waits)
             await asyncio.sleep(_POLL_S)

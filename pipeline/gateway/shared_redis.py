@@ -90,10 +90,10 @@ class BucketTake(NamedTuple):
     """Amount that is to be taken from one bucket of a tenant.
 
     Attributes:
-        what: name of the bucket.
+        bucket: Name of the bucket.
     """
 
-    what: str
+    bucket: str
     per_minute: float
     amount: float
 
@@ -134,7 +134,7 @@ class RedisBuckets:
         self._redis = SharedRedis(address, timeout_s=timeout_s)
         self._take, self._renew = self._redis.script(_TAKE), self._redis.script(_RENEW)
         self._lease_s = lease_s
-        self._held: dict[str, set[Lease]] = {}  # by tenant
+        self._leases: dict[str, set[Lease]] = {}  # by tenant
         self._renewing: asyncio.Task[None] | None = None
         self._releasing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -158,19 +158,19 @@ class RedisBuckets:
             The state of each bucket, and after them that of the choices that run, if there is a lease; None if the
             server does not answer.
         """
-        words: list[Any] = [
-            word for take in wanted for word in (take.what, repr(take.per_minute), repr(take.amount))
+        arguments: list[Any] = [
+            word for take in wanted for word in (take.bucket, repr(take.per_minute), repr(take.amount))
         ]
         lease_words = ("", 0, 0) if lease is None else lease
         if lease is not None:
             # Before it is asked for: whoever is cancelled meanwhile may have it.
-            self._held.setdefault(tenant, set()).add(lease)
+            self._leases.setdefault(tenant, set()).add(lease)
             if self._renewing is None or self._renewing.done():
                 self._renewing = asyncio.create_task(self._keep_leases())
         keys = [f"pipeline:limits:{tenant}", f"pipeline:running:{tenant}"]
         try:
-            words = [int(forced), *lease_words, repr(self._lease_s), *words]
-            reply = await self._take(keys, words)
+            arguments = [int(forced), *lease_words, repr(self._lease_s), *arguments]
+            reply = await self._take(keys, arguments)
         except BackendDown as error:
             if not self._fault:
                 _log.warning("limits of tenants are counted by this gateway alone: %s", error)
@@ -186,8 +186,8 @@ class RedisBuckets:
         ]
 
     def release(self, tenant: str, lease: Lease) -> None:
-        """Count the choices of a lease as over, whatever became of it. Does not wait."""
-        self._held[tenant].discard(lease)
+        """Count the choices of a lease as finished, without waiting and whatever their outcome."""
+        self._leases[tenant].discard(lease)
         if self._closed:
             return  # a connection that nobody would close; the lease ends by itself
         task = asyncio.create_task(self._end_lease(tenant, lease))
@@ -211,9 +211,9 @@ class RedisBuckets:
 
     async def _keep_leases(self) -> None:
         """Renew what runs, as long as anything does."""
-        while any(self._held.values()):
+        while any(self._leases.values()):
             await asyncio.sleep(self._lease_s / 3)
-            for tenant, leases in [*self._held.items()]:
+            for tenant, leases in [*self._leases.items()]:
                 if names := [name for lease in leases for name in _names(lease)]:
                     with contextlib.suppress(BackendDown):
                         key = f"pipeline:running:{tenant}"

@@ -104,11 +104,11 @@ class Tenants:
         if authorization:
             scheme, _, key = authorization.partition(" ")
             key = key if scheme.lower() == "bearer" else ""
-        given = _digest(key.strip())
-        found = [tenant for known, tenant in self._by_key.items() if hmac.compare_digest(known, given)]
-        if not found:
+        digest = _digest(key.strip())
+        matching = [tenant for known, tenant in self._by_key.items() if hmac.compare_digest(known, digest)]
+        if not matching:
             raise ApiError(401, "Incorrect API key provided", code="invalid_api_key")
-        return found[0]
+        return matching[0]
 
 
 def _digest(key: str) -> str:
@@ -141,10 +141,10 @@ def _faults_of_keys(document: Document) -> list[Fault]:
     tenants = document.data.get("tenants")
     for name, settings in tenants.items() if isinstance(tenants, dict) else ():
         if not name.strip() or not name.isprintable():
-            what = "without a name" if not name.strip() else "whose name cannot be printed"
+            fault = "without a name" if not name.strip() else "whose name cannot be printed"
             place = document.place(("tenants", name))
             fix = "logs and the cache tell tenants by it"
-            faults.append(Fault(f"a tenant {what}", document.where, place.line, "tenants", fix=fix))
+            faults.append(Fault(f"a tenant {fault}", document.where, place.line, "tenants", fix=fix))
         keys = settings.get("keys") if isinstance(settings, dict) else None
         for index, key in enumerate(keys if isinstance(keys, list) else ()):
             if not isinstance(key, str):

@@ -117,11 +117,11 @@ class TextProcesses:
             self._closed = True
             self._end()
 
-    def do(self, what: str, **request: Any) -> Any:
+    def do(self, task: str, **request: Any) -> Any:
         """Do a piece of work; see `pipeline.gateway.text_server.TextWork`.
 
         Args:
-            what: name of the work.
+            task: name of the work.
             **request: its arguments, which JSON can hold.
 
         Raises:
@@ -129,7 +129,7 @@ class TextProcesses:
             TemplateError: the chat template does not take what it is given.
             ApiError: 503, if no process can be made for it now.
         """
-        sent = json.dumps({"do": what, **request}).encode()
+        sent = json.dumps({"do": task, **request}).encode()
         worker = self._begin(sent)
         try:
             answer = receive_message(worker)
@@ -154,7 +154,7 @@ class TextProcesses:
         kind, text = read["error"]
         if kind == "template":
             raise TemplateError(text)
-        raise RuntimeError(f"{what} failed in a process of its own: {text}")
+        raise RuntimeError(f"{task} failed in a process of its own: {text}")
 
     def _begin(self, request: bytes) -> socket.socket:
         """Send a request to a worker that waits, or to a new one; return the worker when it has begun."""
@@ -187,11 +187,11 @@ class TextProcesses:
         if self._closed:
             raise _unavailable()
         if self._control is None:
-            self._control, there = socket.socketpair()
-            with there:
+            self._control, child_end = socket.socketpair()
+            with child_end:
                 self._server = subprocess.Popen(
                     self._command,
-                    stdin=there.fileno(),
+                    stdin=child_end.fileno(),
                     stdout=subprocess.DEVNULL,
                     env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
                 )
@@ -260,10 +260,10 @@ def _unavailable() -> ApiError:
 
 def _fork(control: socket.socket) -> socket.socket:
     """Ask the server for a worker; what is sent to it is lost if there is no server any more."""
-    worker, there = socket.socketpair()
+    worker, child_end = socket.socketpair()
     worker.settimeout(_ANSWER_S)
-    with there, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        socket.send_fds(control, [b"f"], [there.fileno()])
+    with child_end, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(control, [b"f"], [child_end.fileno()])
     return worker
 
 

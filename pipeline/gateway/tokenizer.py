@@ -43,7 +43,7 @@ class ModelTokenizer:
         return ids[front:] if front and ids[front : 2 * front] == ids[:front] else ids
 
     def count(self, text: str) -> int:
-        """Count the tokens of a text that a model wrote, as near as can be told from the text."""
+        """Count the tokens of a text that a model wrote, as accurately as the text alone allows."""
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -106,7 +106,7 @@ class TritonHttp:
         """`socket_path` is that of the socket on which Triton's HTTP listens."""
         self.limits = limits or TritonHttpLimits()
         self._path = socket_path
-        self._held = 0
+        self._buffered = 0
 
     def guarded(self, hosts: AllowedHosts) -> ASGIApp:
         """Make the application that refuses what a web page of another site may have sent; see `WebGuard`."""
@@ -124,9 +124,9 @@ class TritonHttp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        held = _Held(self)
+        buffered = _BufferedBytes(self)
         try:
-            async with aclosing(self._request(scope, receive, held)) as request:
+            async with aclosing(self._request(scope, receive, buffered)) as request:
                 await self._exchange(request, receive, send)
         except ApiError as error:
             await _refusal(error)(scope, receive, send)
@@ -136,9 +136,11 @@ class TritonHttp:
             # So that the client sees that the answer is not whole.
             scope["peer"].abort()
         finally:
-            held.release()
+            buffered.release()
 
-    async def _request(self, scope: Scope, receive: Receive, held: _Held) -> AsyncGenerator[bytes]:
+    async def _request(
+        self, scope: Scope, receive: Receive, buffered: _BufferedBytes
+    ) -> AsyncGenerator[bytes]:
         """Yield the bytes of the request to Triton; the first of them when it is known that it is harmless."""
         headers = dict(scope["headers"])
         path = scope["raw_path"].decode("latin-1")
@@ -168,7 +170,7 @@ class TritonHttp:
             more = piece if text is None else piece[: text - len(json_bytes)]
             if len(json_bytes) + len(more) > self.limits.json_bytes:
                 raise ApiError(413, f"The JSON is longer than {self.limits.json_bytes} bytes")
-            held.add(len(piece))
+            buffered.add(len(piece))
             try:
                 depth.feed(more)
             except ApiError:
@@ -272,7 +274,7 @@ class _ClientLeft(Exception):
     """The client has closed the connection."""
 
 
-class _Held:
+class _BufferedBytes:
     """Bytes that a request holds in memory, of those that all requests may hold."""
 
     def __init__(self, owner: TritonHttp) -> None:
@@ -280,14 +282,14 @@ class _Held:
 
     def add(self, count: int) -> None:
         """Take more. Raises ApiError if all hold too many."""
-        if self._owner._held + count > self._owner.limits.held_bytes:
+        if self._owner._buffered + count > self._owner.limits.held_bytes:
             raise ApiError(503, "Too many large requests are under way", code="overloaded", retry_after_s=1)
-        self._owner._held += count
+        self._owner._buffered += count
         self._bytes += count
 
     def release(self) -> None:
         """Give all back."""
-        self._owner._held -= self._bytes
+        self._owner._buffered -= self._bytes
         self._bytes = 0
 
 

@@ -39,7 +39,7 @@ _AZURE = re.compile(r"^/openai(?:/deployments/[^/]+|/v1)/")
 _MAX_SHOWN = 100  # characters of a header
 _EXPOSED = (
     "request-id", "Retry-After", "traceparent", "X-Cache", "X-Request-ID", IGNORED_FIELDS, MAX_TOKENS,
-    *(f"x-ratelimit-{kind}-{what}" for kind in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
+    *(f"x-ratelimit-{kind}-{unit}" for kind in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
 )  # fmt: skip
 
 
@@ -247,8 +247,8 @@ def own_page(html: str) -> Response:
         if f"<{tag}>" in html
     }
     own = "; ".join(f"{tag}-src 'sha256-{digest.decode()}'" for tag, digest in digests.items())
-    nothing = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    policy = f"{nothing}; {own}; connect-src 'self'; img-src data:"
+    denied = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    policy = f"{denied}; {own}; connect-src 'self'; img-src data:"
     return HTMLResponse(html, headers={"content-security-policy": policy})
 
 

@@ -22,14 +22,14 @@ _FRAME = "elsewhere.sh.j2"
 
 @dataclass(frozen=True, slots=True)
 class ReturnCommand:
-    """A command for when the work is done, where the script was written."""
+    """A command to run where the script was written, once its work is done."""
 
-    words: str  # quoted for a shell
-    brought: str = ""  # its last argument: a result that was brought back; empty: it takes none
+    command: str  # quoted for a shell
+    brought: str = ""  # last argument: the result that was brought back; empty if it takes none
     left: str = ""  # path of the same result on the other machine
 
     def __str__(self) -> str:
-        return f"{self.words} {self.brought}".rstrip()
+        return f"{self.command} {self.brought}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class HandoverScript:
     """A script for another machine."""
 
     path: Path
-    names: tuple[str, ...]  # of what it makes: steps of a build, or trials and rounds of a search
-    folder: str  # that it makes where it runs
+    names: tuple[str, ...]  # names of its results: steps of a build, or trials and rounds of a search
+    folder: str  # folder that it makes for them where it runs
     following: tuple[ReturnCommand, ...]
 
     def write(self, package: str, template: str, recipe: Any = None, **values: Any) -> HandoverScript:
@@ -85,11 +85,11 @@ def adopt_commands(arguments: str, results: Iterable[tuple[str, str, str]]) -> t
     return (*adopting, ReturnCommand(f"pipeline build {arguments}"))
 
 
-def require_result(folder: Path, given: str | None, wanted: str, verb: str = "is") -> None:
+def require_result(folder: Path, actual: str | None, wanted: str, verb: str = "is") -> None:
     """Raise UserError unless a folder that came back holds the wanted artifact."""
-    if given != wanted:
+    if actual != wanted:
         raise UserError(
-            f"{folder} {verb} {given}, what is missing is {wanted}: it is of another step, or the recipe, a "
+            f"{folder} {verb} {actual}, what is missing is {wanted}: it is of another step, or the recipe, a "
             "checkpoint or the tools have changed since; then print the script again"
         )
 

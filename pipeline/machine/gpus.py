@@ -33,7 +33,7 @@ _NO_PROGRAM = "there is no nvidia-smi: no driver, or a container that was starte
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSeen:
+class DetectedGpu:
     """One GPU."""
 
     index: int
@@ -58,7 +58,7 @@ class GpuSeen:
 class GpuSurvey:
     """All GPUs of the machine, and where the answer comes from."""
 
-    gpus: tuple[GpuSeen, ...]
+    gpus: tuple[DetectedGpu, ...]
     problem: str  # why there are none to see; empty if there are
     source: str  # "NVML" | "nvidia-smi" | "" where neither answers
     cuda: str | None = None  # newest CUDA that the driver supports: "13.0"; only NVML tells
@@ -69,27 +69,27 @@ class GpuSurvey:
 def survey_gpus(deadline_s: float = _DEADLINE_S) -> GpuSurvey:
     """List all GPUs of the machine. Where NVML hangs, so does nvidia-smi: both wait for the driver."""
     start = time.monotonic()
-    said = ask_nvml(deadline_s)
-    if not said.problem:
-        answer = json.loads(said.text)
-        gpus = tuple(GpuSeen(driver=answer["driver"], **entry) for entry in answer["gpus"])
+    output = ask_nvml(deadline_s)
+    if not output.problem:
+        answer = json.loads(output.text)
+        gpus = tuple(DetectedGpu(driver=answer["driver"], **entry) for entry in answer["gpus"])
         return GpuSurvey(gpus, "" if gpus else "NVML lists no GPU", "NVML", answer["cuda"])
-    if said.late:
+    if output.late:
         return GpuSurvey((), f"the driver does not answer within {deadline_s:g} s", "", late=True)
     left_s = max(0.1, deadline_s - (time.monotonic() - start))
-    return replace(_by_nvidia_smi(left_s), nvml_problem=said.problem)
+    return replace(_by_nvidia_smi(left_s), nvml_problem=output.problem)
 
 
 def ask_nvml(deadline_s: float) -> CommandOutput:
     """Run `nvml.py`, and return its output."""
     if find_spec("pynvml") is None:
         return CommandOutput(problem="nvidia-ml-py is not installed")
-    said = run_command([sys.executable, nvml.__file__], deadline_s)
+    output = run_command([sys.executable, nvml.__file__], deadline_s)
     # Nobody asks which Python failed.
-    return replace(said, problem=said.problem.rpartition("failed: ")[2])
+    return replace(output, problem=output.problem.rpartition("failed: ")[2])
 
 
-def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuSeen, ...], str]:
+def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[DetectedGpu, ...], str]:
     """List all GPUs of the machine by nvidia-smi, and the reason if there are none to see."""
     survey = _by_nvidia_smi(deadline_s)
     return survey.gpus, survey.problem
@@ -98,26 +98,26 @@ def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuSeen, ...], str
 def _by_nvidia_smi(deadline_s: float) -> GpuSurvey:
     if shutil.which("nvidia-smi") is None:
         return GpuSurvey((), _NO_PROGRAM, "")
-    said = run_command(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], deadline_s)
-    if said.problem:
-        return GpuSurvey((), said.problem, "", late=said.late)
+    output = run_command(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], deadline_s)
+    if output.problem:
+        return GpuSurvey((), output.problem, "", late=output.late)
     try:
-        rows = csv.reader(said.lines, skipinitialspace=True)
+        rows = csv.reader(output.lines, skipinitialspace=True)
         gpus = tuple(_gpu(row) for row in rows if row)
     except ValueError as error:
-        return GpuSurvey((), f"nvidia-smi says what cannot be read ({error}): {said.text.strip()!r}", "")
+        return GpuSurvey((), f"nvidia-smi says what cannot be read ({error}): {output.text.strip()!r}", "")
     return GpuSurvey(gpus, "", "nvidia-smi") if gpus else GpuSurvey((), "nvidia-smi lists no GPU", "")
 
 
-def _gpu(row: list[str]) -> GpuSeen:
+def _gpu(row: list[str]) -> DetectedGpu:
     index, uuid, name, capability, total, free, driver = (field.strip() for field in row)
     major, _, minor = capability.partition(".")
-    return GpuSeen(int(index), uuid, name, int(major) * 10 + int(minor), int(total), int(free), driver)
+    return DetectedGpu(int(index), uuid, name, int(major) * 10 + int(minor), int(total), int(free), driver)
 
 
 def visible(
-    gpus: tuple[GpuSeen, ...], devices: tuple[int, ...], environment: Mapping[str, str]
-) -> tuple[GpuSeen, ...]:
+    gpus: tuple[DetectedGpu, ...], devices: tuple[int, ...], environment: Mapping[str, str]
+) -> tuple[DetectedGpu, ...]:
     """Select the GPUs that a process sees: the given devices, or those that CUDA_VISIBLE_DEVICES leaves."""
     if devices:
         return tuple(gpu for gpu in gpus if gpu.index in devices)
@@ -164,8 +164,8 @@ class Topology:
 
 def read_topology(deadline_s: float = _DEADLINE_S) -> Topology:
     """Read the topology of this machine."""
-    said = run_command(["nvidia-smi", "topo", "-m"], deadline_s)
-    return Topology(problem=said.problem) if said.problem else parse(said.text)
+    output = run_command(["nvidia-smi", "topo", "-m"], deadline_s)
+    return Topology(problem=output.problem) if output.problem else parse(output.text)
 
 
 def parse(text: str) -> Topology:

@@ -52,7 +52,7 @@ def read_memory(limits: CgroupLimits | None = None, root: Path = _ROOT) -> Memor
     """Read the memory that this process sees; `root` holds proc/ and sys/."""
     limits = limits or read_limits(root)
     lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    kib = {name: int(size.split()[0]) for name, _, size in (line.partition(":") for line in lines)}
     total, available = kib["MemTotal"] << 10, kib["MemAvailable"] << 10
     limited = limits.memory_bytes is not None and limits.memory_bytes < total
     return Memory(
@@ -67,9 +67,9 @@ def read_memory(limits: CgroupLimits | None = None, root: Path = _ROOT) -> Memor
 
 def read_processors(limits: CgroupLimits | None = None, root: Path = _ROOT) -> Processors:
     """Read the processors that this process may use; `root` holds proc/ and sys/."""
-    mine = os.sched_getaffinity(0)
+    allowed = os.sched_getaffinity(0)
     limits = limits or read_limits(root)
-    return Processors(len(mine), count_cores(mine, root), limits.cpus, _has_bf16(root))
+    return Processors(len(allowed), count_cores(allowed, root), limits.cpus, _has_bf16(root))
 
 
 def processor_name(root: Path = _ROOT) -> str:
@@ -160,8 +160,8 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Folders of the groups that this process is in, its own first, as far as they are mounted."""
     mounted = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
+        number, _, fields = line.partition(":")
+        names, _, path = fields.partition(":")
         if number == "0" and not names:
             base = mounted
         elif controller in names.split(","):
@@ -236,14 +236,14 @@ class Disk:
 
 def read_disk(folder: Path, root: Path = _ROOT) -> Disk:
     """Read the file system of a folder, or of its nearest parent that exists; `root` holds proc/."""
-    there = folder.expanduser().absolute()
+    path = folder.expanduser().absolute()
     try:
-        while not there.exists():
-            there = there.parent
-        space, device = os.statvfs(there), there.stat().st_dev
+        while not path.exists():
+            path = path.parent
+        space, device = os.statvfs(path), path.stat().st_dev
     except OSError as error:
-        return Disk(str(folder), 0, 0, 0, None, "", False, False, f"{there}: {error.strerror}")
-    kind, options = _mounted(there.resolve(), root)
+        return Disk(str(folder), 0, 0, 0, None, "", False, False, f"{path}: {error.strerror}")
+    kind, options = _mounted(path.resolve(), root)
     return Disk(
         folder=str(folder),
         device=device,
@@ -251,7 +251,7 @@ def read_disk(folder: Path, root: Path = _ROOT) -> Disk:
         free_bytes=space.f_frsize * space.f_bavail,
         free_files=space.f_favail if space.f_files else None,
         kind=kind,
-        writable=os.access(there, os.W_OK),
+        writable=os.access(path, os.W_OK),
         quota=bool({"quota", "usrquota", "grpquota", "prjquota", "uquota", "pquota"} & options),
     )
 
@@ -267,7 +267,7 @@ def shared_memory_bytes() -> int | None:
 
 def _mounted(folder: Path, root: Path) -> tuple[str, set[str]]:
     """Kind and options of the file system, by the longest mount point that the folder lies below."""
-    found, kind, options = Path(), "", set[str]()
+    mount, kind, options = Path(), "", set[str]()
     try:
         lines = (root / "proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -275,8 +275,8 @@ def _mounted(folder: Path, root: Path) -> tuple[str, set[str]]:
     for line in lines:
         before, _, after = line.partition(" - ")
         point = Path(before.split()[4].replace("\\040", " "))
-        if folder.is_relative_to(point) and len(point.parts) >= len(found.parts):
-            found, (kind, _, *more) = point, after.split()
+        if folder.is_relative_to(point) and len(point.parts) >= len(mount.parts):
+            mount, (kind, _, *more) = point, after.split()
             options = {
                 part.partition("=")[0] for text in (before.split()[5], *more) for part in text.split(",")
             }

@@ -32,7 +32,7 @@ from pipeline.machine.host import (
     shared_memory_bytes,
 )
 from pipeline.machine.network import Hub, HubFile, Listener, listeners, read_hub
-from pipeline.machine.probe import Late, at_once
+from pipeline.machine.probe import ProbeTimeout, at_once
 from pipeline.machine.programs import (
     EngineBuilder,
     Mpi,
@@ -135,15 +135,15 @@ def take(
         probes["store"] = partial(read_disk, store)
     chosen = {name: probe for name, probe in probes.items() if not only or name in only}
     answers = at_once(chosen, deadline_s)
-    late = {name: answer.reason for name, answer in answers.items() if isinstance(answer, Late)}
+    late = {name: answer.reason for name, answer in answers.items() if isinstance(answer, ProbeTimeout)}
     return Inventory(**{name: answer for name, answer in answers.items() if name not in late}, late=late)
 
 
-def _software(deadline_s: float) -> Software | Late:
+def _software(deadline_s: float) -> Software | ProbeTimeout:
     try:
         return software_here(deadline_s=deadline_s)
     except ServerError as error:
-        return Late(str(error))
+        return ProbeTimeout(str(error))
 
 
 def _disk_facts(disk: Disk | None) -> DiskFacts | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pipeline import __version__
-from pipeline.machine.probe import Late, at_once
+from pipeline.machine.probe import ProbeTimeout, at_once
 
 _DEADLINE_S = 10.0
 _TRUE = ("1", "ON", "YES", "TRUE")
@@ -46,7 +46,7 @@ class Hub:
         return not self.offline and not self.problem
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A redirect is an answer: the file is there."""
 
     def redirect_request(self, *_: object) -> None:
@@ -74,40 +74,40 @@ def read_hub(
         repo: f"{endpoint}/{repo}/resolve/{quote(revision or 'main', safe='')}/{name}"
         for repo, revision, name in files
     }
-    asked = set(urls.values()) or {endpoint}
-    answers = at_once({url: partial(_status, url, token, deadline_s) for url in asked}, deadline_s)
-    answered = [answer for answer in answers.values() if isinstance(answer, _Answer)]
+    endpoints = set(urls.values()) or {endpoint}
+    answers = at_once({url: partial(_status, url, token, deadline_s) for url in endpoints}, deadline_s)
+    answered = [answer for answer in answers.values() if isinstance(answer, _HubAnswer)]
     if not answered:
         reasons = [answer.reason for answer in answers.values()]
         return Hub(endpoint, False, where, f"{endpoint} cannot be reached: {reasons[0]}")
     ahead = next((answer.ahead_s for answer in answered if answer.ahead_s is not None), None)
     statuses = {
-        repo: answer.status for repo, url in urls.items() if isinstance(answer := answers[url], _Answer)
+        repo: answer.status for repo, url in urls.items() if isinstance(answer := answers[url], _HubAnswer)
     }
     return Hub(endpoint, False, where, clock_ahead_s=ahead, repositories=statuses)
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _HubAnswer:
     status: int
     ahead_s: float | None
 
 
-def _status(url: str, token: str | None, deadline_s: float) -> _Answer | Late:
+def _status(url: str, token: str | None, deadline_s: float) -> _HubAnswer | ProbeTimeout:
     """Any answer counts, also an error: the server is there."""
     request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": f"pipeline/{__version__}"})
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=deadline_s) as answer:
-            return _Answer(answer.status, _ahead(answer.headers.get("Date")))
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=deadline_s) as answer:
+            return _HubAnswer(answer.status, _ahead(answer.headers.get("Date")))
     except urllib.error.HTTPError as error:
         with error:
-            return _Answer(error.code, _ahead(error.headers.get("Date")))
+            return _HubAnswer(error.code, _ahead(error.headers.get("Date")))
     except urllib.error.URLError as error:
-        return Late(str(error.reason))
+        return ProbeTimeout(str(error.reason))
     except (OSError, http.client.HTTPException) as error:
-        return Late(str(error) or repr(error))
+        return ProbeTimeout(str(error) or repr(error))
 
 
 def _ahead(date: str | None) -> float | None:

@@ -120,10 +120,10 @@ def wrong_python(needs: Iterable[Need]) -> str:
     for need in needs:
         for package in extras[need.extra].lacking:
             if package.pythons and (need.packages is None or package.name in need.packages):
-                here = ".".join(platform.python_version_tuple()[:2])
+                running = ".".join(platform.python_version_tuple()[:2])
                 return (
                     f"needs Python {' or '.join(package.pythons)} for {need.purpose}: {package.name} cannot be "
-                    f"installed on {here}"
+                    f"installed on {running}"
                 )
     return ""
 
@@ -175,27 +175,27 @@ def _package(extra: str, wanted: Requirement) -> Package:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Requirements:
     """Requirements of the product."""
 
     python: str
     extras: Mapping[str, tuple[Requirement, ...]]
 
 
-def _wanted() -> _Wanted:
+def _wanted() -> _Requirements:
     """By pyproject.toml in a checkout, where what pip wrote down may be old; else by what pip wrote down."""
     checkout = resources.checkout()
     return _installed() if checkout is None else _declared(checkout / "pyproject.toml")
 
 
-def _declared(file: Path) -> _Wanted:
+def _declared(file: Path) -> _Requirements:
     project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
     extras = {"": project["dependencies"], **project["optional-dependencies"]}
     kept = {name: tuple(map(Requirement, lines)) for name, lines in extras.items() if name not in _LEFT_OUT}
-    return _Wanted(project["requires-python"], kept)
+    return _Requirements(project["requires-python"], kept)
 
 
-def _installed() -> _Wanted:
+def _installed() -> _Requirements:
     own = metadata.metadata(DISTRIBUTION)
     requirements = [Requirement(line) for line in own.get_all("Requires-Dist") or ()]
     names = ["", *(name for name in own.get_all("Provides-Extra") or () if name not in _LEFT_OUT)]
@@ -203,7 +203,7 @@ def _installed() -> _Wanted:
         name: tuple(requirement for requirement in requirements if _holds(requirement, name))
         for name in names
     }
-    return _Wanted(own["Requires-Python"], extras)
+    return _Requirements(own["Requires-Python"], extras)
 
 
 def _holds(requirement: Requirement, extra: str) -> bool:

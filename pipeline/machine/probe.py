@@ -84,14 +84,14 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class ProbeTimeout:
     """Stands in for the answer of a probe that took too long."""
 
     reason: str
 
 
 def at_once(probes: Mapping[str, Callable[[], Any]], deadline_s: float) -> dict[str, Any]:
-    """Run all probes at the same time, and map each name to its answer, or to `Late` if it took longer.
+    """Run all probes at the same time, and map each name to its answer, or to `ProbeTimeout` if it took longer.
 
     An exception of a probe is raised here: probes put expected failures into their answers.
     """
@@ -115,7 +115,7 @@ def begin(probes: Mapping[str, Callable[[], Any]], deadline_s: float) -> Callabl
             thread.join(max(0.0, until - time.monotonic()))
             if name in raised:
                 raise raised[name]
-        late = Late(f"no answer within {deadline_s:g} s")
+        late = ProbeTimeout(f"no answer within {deadline_s:g} s")
         return {name: answers.get(name, late) for name in probes}
 
     return finish

@@ -53,7 +53,7 @@ AFTERWARDS_S = _KILLING_DEADLINE_S + _CLEANUP_DEADLINE_S + 5
 
 
 @dataclass(frozen=True, slots=True)
-class Guarded:
+class GuardedProcess:
     """A guard's task.
 
     Attributes:
@@ -71,7 +71,7 @@ class Guarded:
     folder: str = ""
 
 
-def main(guarded: Guarded, command: list[str]) -> int:
+def main(guarded: GuardedProcess, command: list[str]) -> int:
     """Run the command until it ends or is to end. Returns its exit code, or 128 + signal."""
     stopping = False
 
@@ -113,7 +113,7 @@ def main(guarded: Guarded, command: list[str]) -> int:
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 
-def remove_traces(guarded: Guarded) -> None:
+def remove_traces(guarded: GuardedProcess) -> None:
     """Remove the remains of a server that has ended: processes, a container, files, shared memory."""
     kill_marked(guarded.mark)
     if guarded.cleanup:
@@ -212,4 +212,4 @@ def _fchmod_filter(machine: str) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Guarded(**json.loads(sys.argv[1])), sys.argv[2:]))
+    sys.exit(main(GuardedProcess(**json.loads(sys.argv[1])), sys.argv[2:]))

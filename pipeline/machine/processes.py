@@ -40,7 +40,7 @@ def start_process(
 
 def start_guarded(
     command: Sequence[str],
-    guarded: process_guard.Guarded,
+    guarded: process_guard.GuardedProcess,
     output: BinaryIO,
     environment: Mapping[str, str],
     *,

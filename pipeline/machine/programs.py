@@ -59,14 +59,14 @@ class EngineBuilder:
 
 def read_mpi(deadline_s: float = _DEADLINE_S) -> Mpi:
     """Read the family and version of the mpirun on PATH."""
-    said = run_command(["mpirun", "--version"], deadline_s)
-    if said.problem:
-        return Mpi(None, None, said.problem)
+    output = run_command(["mpirun", "--version"], deadline_s)
+    if output.problem:
+        return Mpi(None, None, output.problem)
     for family, pattern in _FAMILIES:
-        match = pattern.search(said.text)
+        match = pattern.search(output.text)
         if match is not None:
             return Mpi(family, match[1])
-    return Mpi(None, None, f"mpirun does not say whose it is: {said.text.strip()[:80]!r}")
+    return Mpi(None, None, f"mpirun does not say whose it is: {output.text.strip()[:80]!r}")
 
 
 def read_triton(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> TritonProgram:
@@ -96,8 +96,8 @@ def tensorrt_llm_of(program: Path, deadline_s: float = _DEADLINE_S) -> str | Non
     python = _interpreter(program)
     if python is None:
         return None
-    said = run_command([*python, "-c", _TENSORRT_LLM], deadline_s)
-    return said.text.strip() or None
+    output = run_command([*python, "-c", _TENSORRT_LLM], deadline_s)
+    return output.text.strip() or None
 
 
 def _interpreter(script: Path) -> list[str] | None:
@@ -106,10 +106,10 @@ def _interpreter(script: Path) -> list[str] | None:
         first, second = (file.readline().decode(errors="replace").strip() for _ in range(2))
     if not first.startswith("#!"):
         return None
-    words = shlex.split(first[2:])
-    if words and Path(words[0]).name == "sh" and second.startswith("'''exec' "):
-        words = shlex.split(second.removeprefix("'''exec' "))[:1]
-    return words if any("python" in Path(word).name for word in words) else None
+    argv = shlex.split(first[2:])
+    if argv and Path(argv[0]).name == "sh" and second.startswith("'''exec' "):
+        argv = shlex.split(second.removeprefix("'''exec' "))[:1]
+    return argv if any("python" in Path(word).name for word in argv) else None
 
 
 _SOFTWARE_DEADLINE_S = 120.0
@@ -156,8 +156,8 @@ def software_here(
         ServerError: Its Python does not answer.
     """
     python = shutil.which("python3") or sys.executable
-    there = frozenset(name for name in programs if shutil.which(name) is not None)
-    return replace(_answer([python], modules, deadline_s), programs=there, own=True)
+    present = frozenset(name for name in programs if shutil.which(name) is not None)
+    return replace(_answer([python], modules, deadline_s), programs=present, own=True)
 
 
 def software_of_image(reference: str, modules: Sequence[str]) -> Software:
@@ -171,8 +171,8 @@ def software_of_image(reference: str, modules: Sequence[str]) -> Software:
 
 
 def _answer(python: list[str], modules: Sequence[str], deadline_s: float) -> Software:
-    said = run_command([*python, "-c", _QUESTION, *modules], deadline_s)
-    if said.problem:
-        raise ServerError(f"{' '.join(python)} does not answer: {said.problem}")
-    answer = json.loads(said.lines[-1])
+    output = run_command([*python, "-c", _QUESTION, *modules], deadline_s)
+    if output.problem:
+        raise ServerError(f"{' '.join(python)} does not answer: {output.problem}")
+    answer = json.loads(output.lines[-1])
     return Software(**{**answer, "missing": tuple(answer["missing"])})

@@ -96,7 +96,7 @@ class Adapter:
         return sum(module.rank * (module.inputs + module.outputs) for module in self.modules)
 
     def base_faults(self, sizes: ModelSizes) -> Iterator[str]:
-        """Yield why it is none of a model: layers that the model lacks, experts, and shapes that do not fit."""
+        """Yield why it does not fit a model: layers that the model lacks, experts, and other shapes."""
         layers = {weight.name: weight for weight in sizes.weights() if weight.columns > 1}
         experts = [module.name for module in self.modules if ".experts." in f"{module.name}."]
         if experts:
@@ -113,9 +113,11 @@ class Adapter:
             yield f"adapts {_named(fixed)}, to which servers apply no adapters"
         unfit: dict[str, list[str]] = {}
         for module, weight in known:
-            ours, theirs = (module.outputs, module.inputs), (weight.rows, weight.columns)
-            if ours != theirs:
-                problem = f"is for layers of {list(ours)}, but those of the base are {list(theirs)}"
+            base_shape, adapter_shape = (module.outputs, module.inputs), (weight.rows, weight.columns)
+            if base_shape != adapter_shape:
+                problem = (
+                    f"is for layers of {list(base_shape)}, but those of the base are {list(adapter_shape)}"
+                )
                 unfit.setdefault(problem, []).append(module.name)
         yield from (f"{problem}: {_named(names)}" for problem, names in unfit.items())
 
@@ -216,7 +218,7 @@ def _config_faults(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """peft's `scaling`; 0 where alpha is none, which is a fault already."""
+    """peft's `scaling`; 0 where alpha is not a number, which is reported as a fault elsewhere."""
     alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern")
     if isinstance(patterns, Mapping):
         named = (value for key, value in patterns.items() if module == key or module.endswith(f".{key}"))

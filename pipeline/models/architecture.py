@@ -128,7 +128,7 @@ class Architecture:
         # How weights are stored is not asked here: those that we cannot dequantize have an architecture, too.
         sizes, family = ModelSizes.from_config(_plain(config)), FAMILIES[class_of(config)]
         assert sizes is not None, "its faults were looked for"
-        held = {tensor.name for tensor in sizes.blocks[0].weights}
+        names = {tensor.name for tensor in sizes.blocks[0].weights}
         fused, stacked, is_gemma = family == "phi3", family == "gpt_oss", family in _GEMMA
         scale = config.get("query_pre_attn_scalar") or 256 if is_gemma else sizes.head_dim
         caps = {
@@ -151,10 +151,10 @@ class Architecture:
             rope=Rope.from_config(config),
             local_rope=Rope.from_config(config, WINDOWED) if family == "gemma3" else None,
             tied=sizes.tied,
-            qkv_bias=f"{attention}q_proj.bias" in held,
-            output_bias=f"{attention}o_proj.bias" in held,
-            mlp_bias="layers.0.mlp.up_proj.bias" in held,
-            qk_norm=f"{attention}q_norm" in held,
+            qkv_bias=f"{attention}q_proj.bias" in names,
+            output_bias=f"{attention}o_proj.bias" in names,
+            mlp_bias="layers.0.mlp.up_proj.bias" in names,
+            qk_norm=f"{attention}q_norm" in names,
             windows=tuple(window or None for window in sizes.windows) or (None,) * sizes.layers,
             dtype=declared_dtype(config) or "float32",
             bos_token_id=config.get("bos_token_id"),

@@ -58,7 +58,7 @@ class ChatTemplate:
 
     @property
     def words(self) -> frozenset[str]:
-        """Words in the sources: a field of messages, or a variable, that is none of them is not read."""
+        """All words in the sources; a variable, or a field of messages, that is not among them is not read."""
         return _words(tuple(self.sources.values()))
 
     @classmethod
@@ -123,7 +123,7 @@ class ChatTemplate:
                 **settings,
             )
         except Exception as error:
-            # Whatever comes of code that a stranger wrote.
+            # Any exception: a template is code from a stranger.
             raise TemplateError(
                 f"the chat template does not take these messages: {_reason(error)}"
             ) from error

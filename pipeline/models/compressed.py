@@ -79,8 +79,8 @@ def unpack(name: str, shape: LinearShape, how: StoredFormat, parts: Mapping[str,
             scale = np.ldexp(np.float32(1), scale.view(np.uint8).astype(np.int32) - 127)
         else:
             scale = scale.astype(np.float32) / parts["weight_global_scale"].reshape(())
-            given = parts.get("input_global_scale")
-            input_scale = None if given is None else (1 / given).astype(np.float32)
+            stored_scale = parts.get("input_global_scale")
+            input_scale = None if stored_scale is None else (1 / stored_scale).astype(np.float32)
     elif "weight_packed" in parts:
         bits = 4 if form in (Format.INT4, Format.INT4_ZEROS) else 8
         weight = unpack_words(parts["weight_packed"], bits, columns)
@@ -104,13 +104,13 @@ def unpack(name: str, shape: LinearShape, how: StoredFormat, parts: Mapping[str,
     )
 
 
-def unpack_words(words: Array, bits: int, columns: int) -> Array:
+def unpack_words(packed: Array, bits: int, columns: int) -> Array:
     """int32 [rows, ceil(columns * bits / 32)] -> int8 [rows, columns], for 4 and 8 bits.
 
     >>> unpack_words(np.array([[0x0F9]], np.int32), 4, 3).tolist()
     [[1, 7, -8]]
     """
-    held = np.ascontiguousarray(words).astype("<i4").view(np.uint8)
+    codes = np.ascontiguousarray(packed).astype("<i4").view(np.uint8)
     if bits == 4:
-        held = np.stack([held & 0x0F, held >> 4], axis=2).reshape(len(held), -1)
-    return (held[:, :columns].astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
+        codes = np.stack([codes & 0x0F, codes >> 4], axis=2).reshape(len(codes), -1)
+    return (codes[:, :columns].astype(np.int16) - (1 << (bits - 1))).astype(np.int8)

@@ -55,7 +55,7 @@ class ConfigValues:
         self._maps = (config,) if text is None else (text, config)
         self._place = place
         self.faults: dict[str, Fault] = {} if faults is None else faults
-        self._asked: set[str] = set()
+        self._read_keys: set[str] = set()
         types = [level.get("model_type") for level in self._maps]
         known = _defaults()
         named = next((name for name in types if isinstance(name, str) and name in known), library)
@@ -63,7 +63,7 @@ class ConfigValues:
 
     def get(self, key: str) -> Any:
         """Return what the config says, or None; defaults are not looked at."""
-        self._asked.add(key)
+        self._read_keys.add(key)
         return next((level[key] for level in self._maps if level.get(key) is not None), None)
 
     def size(self, *keys: str, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
@@ -141,25 +141,27 @@ class ConfigValues:
         ]
 
     def refuse_unread(self, name: str) -> None:
-        """Note what the config says of its decoder's parts and nobody asked for: it is built otherwise than `name`."""
+        """Note a fault if the config sets keys of decoder parts that nothing has read: `name` is built otherwise."""
         for keys in _STRUCTURE:
-            given = [key for key in keys if any(level.get(key) for level in self._maps)]
-            if given and self._asked.isdisjoint(given):
+            present = [key for key in keys if any(level.get(key) for level in self._maps)]
+            if present and self._read_keys.isdisjoint(present):
                 problem = f"is not known of a {name}: the model would be taken for another one"
                 self._fault(
-                    given[0], next(level[given[0]] for level in self._maps if level.get(given[0])), problem
+                    present[0],
+                    next(level[present[0]] for level in self._maps if level.get(present[0])),
+                    problem,
                 )
 
     def refuse(self, key: str, problem: str, fix: str = "") -> None:
         """Note that the value of a key is not understood."""
         self._fault(key, self.get(key), problem, fix)
 
-    def _default(self, keys: tuple[str, ...], given: Any) -> Any:
+    def _default(self, keys: tuple[str, ...], value: Any) -> Any:
         if any(keys[0] in level for level in self._maps):
             # Null, which is not the same as leaving a key out.
-            return given
+            return value
         defaults = (self._defaults.get(key) for key in keys if self._place or key not in _NEVER_DEFAULT)
-        return next((value for value in defaults if value is not None), given)
+        return next((value for value in defaults if value is not None), value)
 
     def _number(self, key: str, value: Any, least: int, most: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

@@ -21,7 +21,7 @@ class NamePatterns:
     """Names of layers, or of what they lie in; with wildcards; or regular expressions behind `re:`."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        """Raises re.error for a regular expression that is none."""
+        """Compile the patterns. Raises re.error for an invalid regular expression."""
         self._names: set[str] = set()
         matched, searched = [], []
         for pattern in patterns:

@@ -170,8 +170,8 @@ class _Unreadable(Exception):
 def quantization_settings(config: Mapping[str, Any]) -> Any:
     """Return what a config.json says of quantization, wherever it stands in it; {} if nothing."""
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, Mapping)]
-    given = (level.get(key) for level in levels for key in (_KEY, "compression_config"))
-    return next((settings for settings in given if settings is not None), {})
+    entries = (level.get(key) for level in levels for key in (_KEY, "compression_config"))
+    return next((settings for settings in entries if settings is not None), {})
 
 
 def _read(config: Mapping[str, Any], beside: Mapping[str, Any]) -> PublishedQuantization:
@@ -181,13 +181,13 @@ def _read(config: Mapping[str, Any], beside: Mapping[str, Any]) -> PublishedQuan
             raise _Unreadable("is not an object of settings", key, value)
     if not inside and not outside:
         return PublishedQuantization()
-    ours, theirs = inside.get("quant_algo"), outside.get("quant_algo")
-    if ours is not None and theirs is not None and ours != theirs:
+    own, other = inside.get("quant_algo"), outside.get("quant_algo")
+    if own is not None and other is not None and own != other:
         raise _Unreadable(
             "hf_quant_config.json says otherwise",
             f"{_KEY}.quant_algo",
-            ours,
-            f"{theirs}, or the other file changed",
+            own,
+            f"{other}, or the other file changed",
         )
     settings = {**inside, **{key: value for key, value in outside.items() if value is not None}}
     method = inside.get("quant_method")

@@ -190,8 +190,8 @@ def _check_agreement(
     if inside is None or outside is None:
         return
     for key in ("quant_algo", "group_size"):
-        ours, theirs = inside.get(key), outside.get(key)
-        if ours is not None and theirs is not None and ours != theirs:
+        own, other = inside.get(key), outside.get(key)
+        if own is not None and other is not None and own != other:
             raise CheckpointError(
-                f"{directory}: config.json says {key} {ours!r}, hf_quant_config.json says {theirs!r}"
+                f"{directory}: config.json says {key} {own!r}, hf_quant_config.json says {other!r}"
             )

@@ -164,15 +164,15 @@ def faults_of(
     """List all faults of a checkpoint, in the order of the layers."""
     headers = tensors.headers
 
-    def held(name: str, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> list[str]:
+    def tensor_faults(name: str, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> list[str]:
         return _mismatch(headers[name], dtypes, shapes) if name in headers else [f"{name} is missing"]
 
     faults: list[str] = []
     expected = {architecture.embedding}
-    faults += held(architecture.embedding, FLOATS, ((architecture.vocab, architecture.hidden),))
+    faults += tensor_faults(architecture.embedding, FLOATS, ((architecture.vocab, architecture.hidden),))
     for name, size in architecture.vectors():
         expected.add(name)
-        faults += held(name, FLOATS, ((size,),))
+        faults += tensor_faults(name, FLOATS, ((size,),))
     layers = list(architecture.linears())
     if not architecture.tied or "lm_head.weight" in headers:
         layers.append(architecture.output_projection())
@@ -184,12 +184,12 @@ def faults_of(
         for layer_index in range(architecture.layers):
             for name in quantization.kv_scale_names(layer_index):
                 expected.add(name)
-                faults += held(name, FLOATS if quantization.compressed else ("F32",), _SCALAR)
+                faults += tensor_faults(name, FLOATS if quantization.compressed else ("F32",), _SCALAR)
     for shape in architecture.stacked_experts():
         wanted = stacked_layout(shape, architecture.experts, quantization.format_of(shape.name))
         expected |= set(wanted)
         for name, (dtypes, shapes) in wanted.items():
-            faults += held(name, dtypes, shapes)
+            faults += tensor_faults(name, dtypes, shapes)
     faults += _fusion_faults(architecture, quantization, headers)
     faults += [
         f"{name} is not expected" for name in headers if name not in expected and not name.endswith(_IGNORED)
@@ -214,9 +214,9 @@ def layer_faults(
         return [f"{layer.name}: {layer.columns} columns do not divide into groups of {how.group or None}"]
     wanted = dict(_layout(layer, form, how.group))
     if compressed_tensors and form is not Format.NONE:
-        held = frozenset(part for part in PARTS if names[part] in headers)
+        parts = frozenset(part for part in PARTS if names[part] in headers)
         wanted = {part: layout for part, layout in wanted.items() if part == "bias"}
-        wanted |= compressed.layout(layer, how, held)
+        wanted |= compressed.layout(layer, how, parts)
     for part, (dtypes, shapes, needed) in wanted.items():
         header = headers.get(names[part])
         if header is None:
@@ -238,7 +238,7 @@ def stacked_layout(
         shape: One expert's.
     """
     rows, columns = shape.rows, shape.columns
-    held: dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
+    layout: dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
         "bias": (FLOATS, ((experts, rows),)),
         "weight": (FLOATS, ((experts, columns, rows),)),
         "weight_scale_2": (("F32",), _SCALAR),
@@ -246,12 +246,12 @@ def stacked_layout(
     }
     if form is Format.MXFP4:
         groups = columns // MX_GROUP
-        held["weight"] = (("U8",), ((experts, rows, groups, MX_GROUP // 2),))
-        held["weight_scale"] = (("U8",), ((experts, rows, groups),))
+        layout["weight"] = (("U8",), ((experts, rows, groups, MX_GROUP // 2),))
+        layout["weight_scale"] = (("U8",), ((experts, rows, groups),))
     elif form is not Format.NONE:
-        held["weight"] = (("U8",), ((experts, columns // 2, rows),))
-        held["weight_scale"] = (("F8_E4M3",), ((experts, columns // NV_GROUP, rows),))
-    return {f"{shape.name}{end}": held[part] for part, end in _stacked_parts(form).items()}
+        layout["weight"] = (("U8",), ((experts, columns // 2, rows),))
+        layout["weight_scale"] = (("F8_E4M3",), ((experts, columns // NV_GROUP, rows),))
+    return {f"{shape.name}{end}": layout[part] for part, end in _stacked_parts(form).items()}
 
 
 def _stacked_parts(form: Format) -> dict[str, str]:
@@ -322,8 +322,8 @@ def _fusion_faults(
             ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             ("mlp.gate_proj", "mlp.up_proj"),
         ):
-            held = [f"{block}{name}.pre_quant_scale" in headers for name in group]
-            if any(held) and not all(held):
+            has_scale = [f"{block}{name}.pre_quant_scale" in headers for name in group]
+            if any(has_scale) and not all(has_scale):
                 yield f"{block}: only some of {', '.join(group)} hold a pre_quant_scale"
 
 

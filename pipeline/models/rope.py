@@ -61,8 +61,8 @@ class Rope:
     def attention_factor(self) -> float:
         """Number by which cosines and sines are multiplied."""
         scaling = self.scaling or {}
-        if (given := scaling.get("attention_factor")) is not None:
-            return float(given)
+        if (declared := scaling.get("attention_factor")) is not None:
+            return float(declared)
         if self.kind == "yarn":
             factor, first, all_dims = (scaling.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
             if first and all_dims:

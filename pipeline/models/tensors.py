@@ -84,7 +84,9 @@ class DecoderTensors(TensorMap):
             for name in files.headers
             if not _TOWER.search(name)
         }
-        self.headers = {name: replace(files.headers[held], name=name) for name, held in self._names.items()}
+        self.headers = {
+            name: replace(files.headers[stored], name=name) for name, stored in self._names.items()
+        }
 
     def __getitem__(self, name: str) -> Array:
         return self._files[self._names[name]]

@@ -43,12 +43,12 @@ def token_ids(tokenizer: Path, vocab_size: int = 0) -> TokenIds:
     for file in ("generation_config.json", "config.json"):
         declared = optional_json(tokenizer / file).get("eos_token_id")
         if declared is not None:
-            given = declared if isinstance(declared, list) else [declared]
-            if not all(type(id) is int for id in given):
+            ids = declared if isinstance(declared, list) else [declared]
+            if not all(type(id) is int for id in ids):
                 raise UnreadableFile(
                     tokenizer / file, f"eos_token_id = {declared!r:.60}: must be ids of tokens"
                 )
-            ends += given
+            ends += ids
             break
     if not ends:
         raise StageError(

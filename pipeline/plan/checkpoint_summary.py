@@ -86,10 +86,10 @@ class CheckpointSummary:
     def caches(self) -> tuple[LayerCaches, ...]:
         """Bytes that each kind of layers keeps, on one GPU."""
         assert self.sizes is not None, "the caller looked"
-        found: dict[tuple[CacheKind, int], list[Cache]] = {}
+        caches_by_kind: dict[tuple[CacheKind, int], list[Cache]] = {}
         for block in self.sizes.blocks:
             for cache in block.caches:
-                found.setdefault((cache.kind, cache.window), []).append(cache)
+                caches_by_kind.setdefault((cache.kind, cache.window), []).append(cache)
         return tuple(
             LayerCaches(
                 kind,
@@ -98,7 +98,7 @@ class CheckpointSummary:
                 sum(cache_state_bytes(cache, self.kv_cache) for cache in caches),
                 window,
             )
-            for (kind, window), caches in found.items()
+            for (kind, window), caches in caches_by_kind.items()
         )
 
     def document(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _folders(path: Path) -> Iterator[Path]:
 
 
 def summarize(folder: Path) -> CheckpointSummary:
-    """Read one checkpoint's folder. Names of the Hub are told by "org--name", as its cache writes them."""
+    """Read one checkpoint's folder. Repositories of the Hub are recognised by "org--name", as its cache writes them."""
     name = folder.resolve().name.removeprefix("models--").replace("--", "/")
     try:
         config = read_json(folder / CONFIG)

@@ -99,12 +99,12 @@ def check_compatibility(
         reasons += _of_model(architecture, version, runtime, device)
         if runtime == "pytorch":
             sm = device.sm if device is not None else None
-            found = support.feature_support(architecture, version)
+            matrix = support.feature_support(architecture, version)
             features = {
                 name: FeatureAnswer(
                     FEATURES[name].label, answer.on(sm), answer.capabilities, answer.needs, answer.sources
                 )
-                for name, answer in found.items()
+                for name, answer in matrix.items()
             }
     return Compatibility(version, runtime, image, tuple(reasons), features or None)
 
@@ -195,46 +195,49 @@ def why_not_on(architecture: str, version: str, on: Gpu | None) -> SupportIssue 
 
 
 def feature_issue(
-    architecture: str, feature: str, version: str, on: Gpu | None, given: Collection[str] = ()
+    architecture: str, feature: str, version: str, on: Gpu | None, arguments: Collection[str] = ()
 ) -> SupportIssue | None:
     """Object to a feature that upstream's matrix has as No (an error) or Untested (a warning) for a class.
 
     Args:
         on: The GPU; None: a GPU that can.
-        given: Arguments of `runtime.llm_args`, by their dotted paths.
+        arguments: Arguments of `runtime.llm_args`, by their dotted paths.
 
     Returns:
         None where it says Yes, or has no row for the class.
     """
-    found = support.feature_support(architecture, version).get(feature)
-    answer = found.on(on.sm if on is not None else None) if found is not None else "yes"
-    if found is None:
+    feature_row = support.feature_support(architecture, version).get(feature)
+    answer = feature_row.on(on.sm if on is not None else None) if feature_row is not None else "yes"
+    if feature_row is None:
         return None
     text = FEATURES[feature]
-    if answer == "yes" and found.needs and not {*found.needs} & {*given}:
-        argument = f"runtime.llm_args.{found.needs[0]}"
+    if answer == "yes" and feature_row.needs and not {*feature_row.needs} & {*arguments}:
+        argument = f"runtime.llm_args.{feature_row.needs[0]}"
         return SupportIssue(
             "error",
             f"{text.label} with {architecture} takes {argument} in TensorRT-LLM {version}",
             f"{text.without}, or give {argument}",
-            found.sources,
+            feature_row.sources,
         )
     if answer == "yes":
         return None
-    who = f"{text.label} with {architecture}"
+    subject = f"{text.label} with {architecture}"
     where = f"TensorRT-LLM {version}"
     fixes = [text.without]
-    if on is not None and found.answer == "yes":
-        where += f" on compute capability {on.capability}, only on {found.capabilities}"
-        fixes.append(f"runtime.gpu to {_gpus_of(found)}")
+    if on is not None and feature_row.answer == "yes":
+        where += f" on compute capability {on.capability}, only on {feature_row.capabilities}"
+        fixes.append(f"runtime.gpu to {_gpus_of(feature_row)}")
     if better := _releases_with(architecture, feature, on):
         fixes.append(f"runtime.version to {_either(better)}")
     if answer == "untested":
         return SupportIssue(
-            "warning", f"upstream has not tested {who} in {where}", ", or ".join(fixes), found.sources
+            "warning",
+            f"upstream has not tested {subject} in {where}",
+            ", or ".join(fixes),
+            feature_row.sources,
         )
     return SupportIssue(
-        "error", f"upstream does not have {who} in {where}", ", or ".join(fixes), found.sources
+        "error", f"upstream does not have {subject} in {where}", ", or ".join(fixes), feature_row.sources
     )
 
 

@@ -171,11 +171,11 @@ def _judged(folder: Path, _files: tuple[tuple[str, int, int], ...]) -> tuple[str
     from pipeline.plan.lint import LocalFiles, lint_files
 
     try:
-        found = lint_files(LocalFiles(CheckpointFolder(folder)), quantized_only=True)
+        findings = lint_files(LocalFiles(CheckpointFolder(folder)), quantized_only=True)
     except (InvalidInput, UnreadableFile):
         return ()  # fetching explains it
     return tuple(
-        str(finding).removeprefix("error: ") for finding in found or () if finding.severity == "error"
+        str(finding).removeprefix("error: ") for finding in findings or () if finding.severity == "error"
     )
 
 

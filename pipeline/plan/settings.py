@@ -181,7 +181,7 @@ class WorkloadOptions(Settings):
 
     prices: Annotated[
         Mapping[str, float],
-        BeforeValidator(lambda given: given if isinstance(given, Mapping) else _flat(given)),
+        BeforeValidator(lambda value: value if isinstance(value, Mapping) else _flat(value)),
         Option("--price", metavar="GPU=PER_HOUR", parse=_prices_of),
     ] = Field(default={}, description="Price of an hour of one GPU, in any currency. May be repeated.")
     prompt_tokens: Annotated[int | None, Option(metavar="N")] = Field(

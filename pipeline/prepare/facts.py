@@ -222,8 +222,10 @@ def read_models(plan: Plan, store: Store) -> dict[str, ModelFacts]:
         folder = _folder(plan, store, role)
         if folder is None:
             continue
-        found = read_model_facts(folder)
-        facts = replace(found, sizes=known[role].sizes or found.sizes, adapters=known[role].adapters)
+        stored_facts = read_model_facts(folder)
+        facts = replace(
+            stored_facts, sizes=known[role].sizes or stored_facts.sizes, adapters=known[role].adapters
+        )
         # Only a draft's and its target's are compared, and to load one takes a while.
         known[role] = replace(facts, tokenizer=_tokenizer(folder)) if DRAFT in known else facts
     adapters = {name: _folder(plan, store, f"adapter.{name}") for name in plan.recipe.adapters}
@@ -252,10 +254,10 @@ def _tokenizer(folder: Path) -> TokenizerFacts | None:
 
 def hub_files(recipe: Recipe) -> Iterator[HubFile]:
     """Yield the file without which a repository of the Hub is no checkpoint, or no adapter, of all that is fetched."""
-    for asked in recipe.sources.values():
-        if isinstance(asked.source, HubSource):
-            name = ADAPTER_CONFIG if isinstance(asked, AdapterSource) else CONFIG
-            yield asked.source.repo, asked.revision, name
+    for source in recipe.sources.values():
+        if isinstance(source.source, HubSource):
+            name = ADAPTER_CONFIG if isinstance(source, AdapterSource) else CONFIG
+            yield source.source.repo, source.revision, name
 
 
 def read_access(recipe: Recipe, store: Store) -> MachineFacts | None:
@@ -275,11 +277,11 @@ def read_access(recipe: Recipe, store: Store) -> MachineFacts | None:
 
 def read_machine(plan: Plan, store: Store, devices: tuple[int, ...]) -> MachineFacts:
     """GPUs (`devices`; all if empty), memory, and the disk of the store with what a plan has there already."""
-    held = sum(
+    held_bytes = sum(
         artifact.manifest.total_bytes for step in plan if (artifact := store.find(step.key)) is not None
     )
     disk = read_disk(store.root)
-    free = None if disk.problem else DiskFacts(disk.folder, disk.device, disk.free_bytes, held)
+    free = None if disk.problem else DiskFacts(disk.folder, disk.device, disk.free_bytes, held_bytes)
     return replace(_hardware(devices), store=free)
 
 

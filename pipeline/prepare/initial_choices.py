@@ -1,4 +1,4 @@
-"""Choices of a first recipe: a draft, the GPU of this machine, a release; and reasons why an option is none."""
+"""Choices of a first recipe: a draft, the GPU of this machine, a release; and reasons why an option is ruled out."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def known_draft(source: HubSource | LocalSource, sizes: ModelSizes, *, eagle: bo
         For a repository of the Hub, the draft of a packaged recipe for the same one; for a local folder, a local draft
         of at most half its size, whose tokenizer gives the same ids. None if there is none.
     """
-    mine = TokenizerFacts.read(source.path) if isinstance(source, LocalSource) else None
+    own = TokenizerFacts.read(source.path) if isinstance(source, LocalSource) else None
     for entry in entries():
         other = entry.recipe
         if other is None or other.draft is None or (other.draft.method == "eagle3" and not eagle):
             continue
-        theirs = other.draft.source
+        draft_source = other.draft.source
         if isinstance(source, HubSource):
             if other.model.source == source:
                 return KnownDraft(other.draft, f"the draft of the recipe {other.name} for the same model")
         elif (
-            mine is not None
-            and isinstance(theirs, LocalSource)
-            and TokenizerFacts.read(theirs.path) == mine
-            and _is_smaller(theirs.path, sizes)
+            own is not None
+            and isinstance(draft_source, LocalSource)
+            and TokenizerFacts.read(draft_source.path) == own
+            and _is_smaller(draft_source.path, sizes)
         ):
             why = f"the draft of the recipe {other.name}, whose tokenizer gives the same ids"
             return KnownDraft(other.draft, why)
@@ -108,7 +108,7 @@ def newest_release(kind: Track, device: str, architecture: str | None = None) ->
     offered = [answer.version for answer in judged if answer.offered]
     if not offered or is_candidate(offered[0]):
         refused = (answer.reasons for answer in judged if not is_candidate(answer.version))
-        reasons = (reason.text for some in refused for reason in some if reason.severity == "error")
+        reasons = (reason.text for group in refused for reason in group if reason.severity == "error")
         raise InvalidInput(device, [Fault(reason) for reason in dict.fromkeys(reasons)])
     listing = support.listing(architecture) if architecture is not None and kind == "pytorch" else ()
     return next((version for version in offered if version in listing), offered[0])
@@ -150,7 +150,7 @@ def draft_pays(best: DeploymentOption, comparison: Comparison) -> bool:
 
 
 def lacking(comparison: Comparison, gpus: int, kind: Track) -> Iterator[Fault]:
-    """Why each option that could have been is none."""
+    """Yield why each possible option is ruled out."""
     if not (comparison.serving or comparison.refused):
         yield Fault("no format and no split of its heads runs there", key=f"runtime {kind}")
     for option in comparison.refused:

@@ -215,9 +215,9 @@ class _Draft:
         )
 
     def _recipe(self, **sections: Any) -> Recipe:
-        given = {**self.values, **sections}
+        values = {**self.values, **sections}
         try:
-            return Recipe.model_validate({key: value for key, value in given.items() if value is not None})
+            return Recipe.model_validate({key: value for key, value in values.items() if value is not None})
         except ValidationError as error:
             faults = [
                 Fault(detail["msg"], key=".".join(map(str, detail["loc"]))) for detail in error.errors()
@@ -358,11 +358,11 @@ class _Draft:
             else f"{self.gpu} runs it; of {', '.join(self._forms(kind))} it is the first that serves, which "
             "costs the least quality"
         )
-        held = f"{best.sequences} requests of these lengths lie in memory at a time"
+        capacity = f"{best.sequences} requests of these lengths lie in memory at a time"
         reasons["limits.max_concurrency"] = (
-            f"{held}; the forecast keeps {best.best.batch} of at most {_MOST[kind][2]} within the SLO"
+            f"{capacity}; the forecast keeps {best.best.batch} of at most {_MOST[kind][2]} within the SLO"
             if slo is not None
-            else f"{held}; the forecast keeps up with {best.best.batch}"
+            else f"{capacity}; the forecast keeps up with {best.best.batch}"
         )
         if slo is None:
             reasons["slo"] = (

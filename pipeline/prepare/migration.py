@@ -75,7 +75,7 @@ def migrate(
 
     Raises:
         UserError: The recipe is not for engines, or there is no such release.
-        InvalidInput: Preflight refuses every recipe that could come of it; with all that it says.
+        InvalidInput: Preflight refuses every possible result; the error lists all findings.
     """
     runtime = recipe.runtime
     if not isinstance(runtime, TensorRTRuntime):
@@ -86,7 +86,7 @@ def migrate(
     chosen = version or newest_release("pytorch", runtime.gpu)
     require_runtime(chosen, "pytorch")
     container(chosen)
-    work = _Work(recipe, runtime, chosen, file)
+    work = _MigratedValues(recipe, runtime, chosen, file)
     work.move("as asked for" if version else contract.note("version").because)
     work.give_up_drafts()
     work.choose_formats()
@@ -109,7 +109,7 @@ def migrate(
 
 
 @dataclass
-class _Work:
+class _MigratedValues:
     """The values of a recipe in the making, and what was changed."""
 
     before: Recipe
@@ -121,11 +121,11 @@ class _Work:
     values: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        given = self.before.provenance
+        provenance = self.before.provenance
         whole = self.before.model_dump(mode="json")
         self.own = RecipeValues(whole)
         self.values = copy.deepcopy(
-            written_values(given, given.overrides, whole, self.file.absolute().parent)
+            written_values(provenance, provenance.overrides, whole, self.file.absolute().parent)
         )
 
     @property
@@ -251,9 +251,9 @@ class _Work:
     def text(self) -> tuple[str, bool]:
         """The YAML, and whether it is the old file's with changes in place."""
         comments = {"": self._head(), **self._comments()}
-        given = self.before.provenance.file
-        if given is not None:
-            head = renamed_head(given.read_text(encoding="utf-8-sig"), given, self.file)
+        file = self.before.provenance.file
+        if file is not None:
+            head = renamed_head(file.read_text(encoding="utf-8-sig"), file, self.file)
             first = next(iter(self.values))
             edited = edited_yaml(head, self.values, {first: comments.pop(""), **comments})
             if edited is not None:

@@ -57,16 +57,16 @@ def setting_changes(before: Recipe, after: Recipe, removed: Sequence[str]) -> It
     """Yield every setting of the engines of `before`, with its argument of the LLM API in `after`.
 
     Args:
-        removed: Keys of the recipe that are gone, whose settings are not told again.
+        removed: Keys removed from the recipe, whose settings are not listed again.
     """
     assert isinstance(before.runtime, TensorRTRuntime), "the caller looked"
     assert isinstance(after.runtime, PyTorchRuntime), "it was made so"
     own, arguments = RecipeValues(before.model_dump(mode="json")), read_settings(after).arguments
     flags = _flags(read_settings(before))
-    given = {entry.partition("=")[0] for entry in before.runtime.build_flags}
+    own_flags = {entry.partition("=")[0] for entry in before.runtime.build_flags}
     for fact in contract.settings():
         if fact.kind == "flags":
-            value = None if fact.name in given else flags.get(fact.name)
+            value = None if fact.name in own_flags else flags.get(fact.name)
         else:
             value = own[fact.key] if fact.key is not None else None
         if value is None or (value == 0 and value is not False):
@@ -90,9 +90,9 @@ def _paired(fact: EngineSetting, value: Any, version: str, arguments: Mapping[st
 def _flags(emitted: GeneratedConfig) -> dict[str, Any]:
     """Flags that the command for the target's engine names, with their values."""
     settings = emitted.build.get(TARGET, {})
-    words = settings.get("flags", [])
-    assert isinstance(words, list), "a command line"
-    named = trtllm_build.named_flags(str(settings["version"]), [str(word) for word in words]) if words else ()
+    argv = settings.get("flags", [])
+    assert isinstance(argv, list), "a command line"
+    named = trtllm_build.named_flags(str(settings["version"]), [str(word) for word in argv]) if argv else ()
     return {name: value for name, value in dict(emitted.engines).get(TARGET, {}).items() if name in named}
 
 

@@ -119,18 +119,18 @@ def _probe(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progre
 
 
 def _in_folder(folder: Path) -> ModelProbe:
-    held = CheckpointFolder(folder)
+    checkpoint = CheckpointFolder(folder)
     try:
-        content = held.read(_CONFIG)
-        beside = held.read(_QUANTIZATION) if _QUANTIZATION in held.names else None
+        content = checkpoint.read(_CONFIG)
+        beside = checkpoint.read(_QUANTIZATION) if _QUANTIZATION in checkpoint.names else None
     except UnreadableFile as error:
         raise InvalidInput(str(folder), [error.fault]) from error
 
     def start_of(name: str, size: int) -> bytes:
-        with held.open(name) as stream:
+        with checkpoint.open(name) as stream:
             return stream.read(size)
 
-    totals = _totals(_weights(held.names), start_of, str(folder))
+    totals = _totals(_weights(checkpoint.names), start_of, str(folder))
     return replace(_read(content, beside, str(folder)), origin=str(folder), totals=totals)
 
 

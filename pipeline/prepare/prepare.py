@@ -124,7 +124,7 @@ class Prepared:
         needs = needs_to_build(
             replace(
                 needs_of(make_context(recipe, models)),
-                build=shlex.join(("pipeline", "build", *recipe.words, *store.words)),
+                build=shlex.join(("pipeline", "build", *recipe.argv, *store.argv)),
             ),
             compiles="build" in stages and executor.name not in _ELSEWHERE,
             calibrates="calibrate" in stages,
@@ -134,8 +134,8 @@ class Prepared:
             isinstance(source, HubCheckpoint) and source.offline for source in self.sources.values()
         )
         access = None if offline else read_access(recipe, store)
-        found = (*findings(recipe, models, access, self.emitted), *machine_findings(needs, machine))
-        return refuse(recipe, allow(found, self.allowed))
+        all_findings = (*findings(recipe, models, access, self.emitted), *machine_findings(needs, machine))
+        return refuse(recipe, allow(all_findings, self.allowed))
 
 
 def prepare(
@@ -181,8 +181,8 @@ def plan_build(
     recipe, emitted = facts.recipe, facts.emitted
     sources = resolve_sources(recipe, store, offline=offline, progress=progress)
     plan = make_plan(recipe, read_plan_facts(recipe, sources, emitted))
-    found = refuse(recipe, allow(findings(recipe, read_models(plan, store), emitted=emitted), allowed))
-    return Prepared(plan, sources, found, emitted, allowed)
+    remaining = refuse(recipe, allow(findings(recipe, read_models(plan, store), emitted=emitted), allowed))
+    return Prepared(plan, sources, remaining, emitted, allowed)
 
 
 def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[Finding, ...]:

@@ -53,7 +53,9 @@ class PlanReport:
     memory: MemoryPlan | None = None
     alternatives: tuple[Alternative, ...] = ()  # where it does not fit, or not at its concurrency
     performance: Forecast | None = None
-    seen: Mapping[str, str] = field(default_factory=dict)  # role -> where its sizes are from, and its weights
+    model_sources: Mapping[str, str] = field(
+        default_factory=dict
+    )  # role -> where its sizes are from, and its weights
     doubts: tuple[str, ...] = ()  # about what is counted of the models
     # "plan", "memory", "performance" -> why it is not known
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class PlanReport:
 
     @property
     def meets_slo(self) -> bool | None:
-        """Whether the forecast meets the SLO; None if the recipe has none, or it cannot be told."""
+        """Whether the forecast meets the SLO; None if the recipe has none, or there is no forecast."""
         return self.performance.meets_slo if self.performance is not None else None
 
     @property
@@ -82,26 +84,26 @@ class PlanReport:
 
         "fits: 66 x 9221 tokens at a time, 64 wanted; meets the SLO"
         """
-        words = [_memory_words(self.memory)]
+        clauses = [_memory_words(self.memory)]
         if self.meets_slo is not None:
             missed = "does not meet the SLO with so many requests of such lengths"
-            words.append("meets the SLO" if self.meets_slo else missed)
+            clauses.append("meets the SLO" if self.meets_slo else missed)
         errors = sum(finding.stops for finding in self.findings)
         if errors:
-            words.append(f"refused by {errors} rule{'s' if errors > 1 else ''} of preflight")
-        return "; ".join(words)
+            clauses.append(f"refused by {errors} rule{'s' if errors > 1 else ''} of preflight")
+        return "; ".join(clauses)
 
 
 def _memory_words(memory: MemoryPlan | None) -> str:
     if memory is None:
         return "whether it fits is not known"
     spec = memory.spec
-    held = f"{memory.sequences} x {spec.sequence_tokens} tokens at a time, {spec.concurrency} wanted"
+    capacity = f"{memory.sequences} x {spec.sequence_tokens} tokens at a time, {spec.concurrency} wanted"
     short = -memory.tightest.headroom
     if memory.verdict == "does not fit" and short > 0:
         place = "on a GPU" if spec.is_gpu else "for this machine's memory"
         return f"does not fit: {short / 2**30:.1f} GiB too much {place} before any KV cache"
-    return f"{memory.verdict}: {held}"
+    return f"{memory.verdict}: {capacity}"
 
 
 # Of what the files of a checkpoint hold, that may be counted.
@@ -138,22 +140,22 @@ def make_report(
     access = None if offline else read_access(recipe, store)
     ram, bf16 = serving_memory_bytes(recipe), read_processors().bf16
 
-    found = allow(facts.findings(access), allowed)
-    plan, found = _plan(facts, store, offline, allowed, found, unknown)
+    report_findings = allow(facts.findings(access), allowed)
+    plan, report_findings = _plan(facts, store, offline, allowed, report_findings, unknown)
     adapters = (
         read_models(plan, store)[TARGET].adapters if plan is not None else facts.models[TARGET].adapters
     )
     memory = _memory(recipe, probes, facts.emitted, ram, bf16, adapters, unknown)
     return PlanReport(
         recipe=recipe,
-        findings=found,
+        findings=report_findings,
         plan=plan,
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
         performance=_performance(recipe, memory, workload or WorkloadOptions(), calibration, unknown)
         if memory is not None
         else None,
-        seen={role: _described(probe) for role, probe in probes.items()},
+        model_sources={role: _described(probe) for role, probe in probes.items()},
         doubts=_doubts(recipe, probes) if memory is not None else (),
         unknown=unknown,
     )
@@ -181,8 +183,8 @@ def compare_recipe(
     models = facts_from_sizes(sizes)
 
     def judge(changed: Recipe) -> tuple[str, ...]:
-        found = findings(changed, models, emitted=read_settings(changed))
-        return tuple(f"{finding.problem} [{finding.rule}]" for finding in found if finding.stops)
+        objections = findings(changed, models, emitted=read_settings(changed))
+        return tuple(f"{finding.problem} [{finding.rule}]" for finding in objections if finding.stops)
 
     steps = read_settings(recipe).steps
     question = comparison_settings(workload, recipe.limits)
@@ -222,23 +224,23 @@ def _plan(
     store: Store,
     offline: bool,
     allowed: frozenset[str],
-    found: tuple[Finding, ...],
+    report_findings: tuple[Finding, ...],
     unknown: dict[str, str],
 ) -> tuple[Plan | None, tuple[Finding, ...]]:
     """The plan that a build would execute, and what preflight finds once its sources are settled."""
-    if any(finding.stops for finding in found):
+    if any(finding.stops for finding in report_findings):
         unknown["plan"] = "a build is refused, see the findings"
-        return None, found
+        return None, report_findings
     try:
         prepared = plan_build(facts, store, offline=offline, allowed=allowed)
     except SourceError as error:
         unknown["plan"] = str(error)
-        return None, found
-    known = {(finding.rule, finding.keys, finding.problem) for finding in found}
+        return None, report_findings
+    known = {(finding.rule, finding.keys, finding.problem) for finding in report_findings}
     more = (
         finding for finding in prepared.findings if (finding.rule, finding.keys, finding.problem) not in known
     )
-    return prepared.plan, (*found, *more)
+    return prepared.plan, (*report_findings, *more)
 
 
 def _memory(
@@ -291,7 +293,7 @@ def _doubts(recipe: Recipe, models: Mapping[str, ModelProbe]) -> tuple[str, ...]
 
 
 def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
-    """Counted weights of a checkpoint that is served as it is, over those in its files; 1 where nobody can tell.
+    """Counted weights of a checkpoint that is served as it is, over those in its files; 1 where it is unknown.
 
     Of a checkpoint that is not quantized, numbers are compared, since they may be published wider than they are served,
     and what is there besides is counted (`_unexplained`).

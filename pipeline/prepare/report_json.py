@@ -136,7 +136,7 @@ def document_of(outlook: PlanReport, store: Store) -> OutlookDocument:
         verdict=VerdictRow(
             outlook.verdict, outlook.refused, memory.verdict if memory else None, outlook.meets_slo
         ),
-        models=dict(outlook.seen),
+        models=dict(outlook.model_sources),
         steps=step_rows(outlook.plan, store) if outlook.plan is not None else None,
         memory=_memory(memory) if memory is not None else None,
         alternatives=[_alternative(alternative) for alternative in outlook.alternatives],

@@ -34,8 +34,8 @@ def sized_recipe(report: PlanReport, folder: Path) -> str:
     reasons = dict(_sizes(forecast))
     if not reasons:
         raise UserError("nothing meets the SLO, so there is no size to write")
-    given = recipe.provenance
-    values = written_values(given, given.overrides, recipe.model_dump(mode="json"), folder)
+    provenance = recipe.provenance
+    values = written_values(provenance, provenance.overrides, recipe.model_dump(mode="json"), folder)
     for (section, key), (value, _) in reasons.items():
         values[section] = (values.get(section) or {}) | {key: value}
     comments = {".".join(key): reason for key, (_, reason) in reasons.items()}
@@ -60,7 +60,7 @@ def _sizes(forecast: Forecast) -> Iterator[tuple[tuple[str, str], tuple[int, str
 
 
 def _head(report: PlanReport, forecast: Forecast) -> list[str]:
-    words = ("pipeline", "plan", *report.recipe.words)
+    argv = ("pipeline", "plan", *report.recipe.argv)
     lengths = f"prompts of {forecast.work.prompt_tokens} and answers of {forecast.work.output_tokens} tokens"
-    lines = [f"{report.recipe.name}, sized by {shlex.join(words)} for {lengths}."]
+    lines = [f"{report.recipe.name}, sized by {shlex.join(argv)} for {lengths}."]
     return [*lines, *(f"{warning[:1].upper()}{warning[1:]}." for warning in forecast.warnings)]

@@ -147,12 +147,12 @@ def written_values(
     return document.data
 
 
-def _make_absolute(given: Any, whole: Any, path: Sequence[str]) -> None:
-    if isinstance(given, dict) and path[0] in given:
+def _make_absolute(values: Any, whole: Any, path: Sequence[str]) -> None:
+    if isinstance(values, dict) and path[0] in values:
         if len(path) == 1:
-            given[path[0]] = whole[path[0]]
+            values[path[0]] = whole[path[0]]
         else:
-            _make_absolute(given[path[0]], whole[path[0]], path[1:])
+            _make_absolute(values[path[0]], whole[path[0]], path[1:])
 
 
 def _relocated(text: str, file: Path, target: Path) -> str:
@@ -208,27 +208,27 @@ def annotated_yaml(head: Sequence[str], values: Mapping[str, Any], reasons: Mapp
 def _annotated(values: Mapping[str, Any], reasons: Mapping[str, str], path: str) -> Iterator[str]:
     indent = "  " * path.count(".")
     for key, value in values.items():
-        here = f"{path}{key}"
-        why = reasons.get(here, "")
+        place = f"{path}{key}"
+        why = reasons.get(place, "")
         for line in textwrap.wrap(why if value is not None else f"{key}: {why}" if why else "", 100):
             yield f"{indent}# {line}\n"
-        if isinstance(value, Mapping) and any(name.startswith(f"{here}.") for name in reasons):
+        if isinstance(value, Mapping) and any(name.startswith(f"{place}.") for name in reasons):
             yield f"{indent}{key}:\n"
-            yield from _annotated(value, reasons, f"{here}.")
+            yield from _annotated(value, reasons, f"{place}.")
         elif isinstance(value, Mapping):
             yield f"{indent}{key}: {dump_yaml(value, flow=True)}"
         elif value is not None:
             yield textwrap.indent(dump_yaml({key: value}), indent)
 
 
-class _Untitled(GenerateJsonSchema):
+class _SchemaWithoutTitles(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002
         return False
 
 
 def schema_text() -> str:
     """Return the JSON schema of the models as they are now."""
-    schema = Recipe.model_json_schema(schema_generator=_Untitled)
+    schema = Recipe.model_json_schema(schema_generator=_SchemaWithoutTitles)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Recipe of pipeline"}
     return (
         json.dumps(head | {key: value for key, value in schema.items() if key not in head}, indent=2) + "\n"

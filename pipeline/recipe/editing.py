@@ -76,15 +76,15 @@ class _Editor:
             self._change_flow(node, have, want, path)
             return
         for name, (key, value) in entries.items():
-            here, start = f"{path}{name}", self._line_start(key)
+            place, start = f"{path}{name}", self._line_start(key)
             is_block = isinstance(value, yaml.MappingNode) and not value.flow_style
-            comments = self._comments(here, key.start_mark.column, below=name not in want or not is_block)
+            comments = self._comments(place, key.start_mark.column, below=name not in want or not is_block)
             if name not in want:
                 self._cut(start, value, comments)
                 continue
             self.splices.append((start, start, comments))
             if have[name] != want[name]:
-                self._change_value(key, value, have[name], want[name], here)
+                self._change_value(key, value, have[name], want[name], place)
         column, end = node.start_mark.column, self._line_end(_end(node))
         for name in [name for name in want if name not in have]:
             comments = self._comments(f"{path}{name}", column)

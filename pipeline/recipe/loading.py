@@ -48,8 +48,8 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     try:
         recipe = Recipe.model_validate(document.data, context=recipe_context(file))
     except ValidationError as error:
-        found, more = _faults(error, document)
-        faults = faults + found
+        located, more = _faults(error, document)
+        faults = faults + located
     faults = faults + _golden_faults(document, file)
     if faults:
         faults = sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
@@ -211,8 +211,8 @@ def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:
 
 def shown(file: Path) -> str:
     """Write a path relative to the current folder, if the file lies in it."""
-    here = Path.cwd()
-    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+    cwd = Path.cwd()
+    return str(file.relative_to(cwd)) if file.is_relative_to(cwd) else str(file)
 
 
 def _document(recipe: Recipe) -> Document | None:

@@ -93,7 +93,7 @@ class RecipeProvenance:
     overrides: tuple[str, ...] = field(default=(), compare=False)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def argv(self) -> tuple[str, ...]:
         """Arguments that name the recipe on a command line, in any folder: its packaged name or its path, and --set."""
         if self.file is None:
             return ()
@@ -101,14 +101,14 @@ class RecipeProvenance:
         return (name, *(word for override in self.overrides for word in ("--set", override)))
 
     @property
-    def build_words(self) -> tuple[str, ...]:
-        """`words` for a build, without overrides of sections that nothing which is built depends on."""
+    def build_argv(self) -> tuple[str, ...]:
+        """Arguments of `argv`, without overrides of sections that no built artifact depends on."""
         overrides = tuple(
             override
             for override in self.overrides
             if re.split("[.=]", override, maxsplit=1)[0] not in SERVED_SECTIONS
         )
-        return replace(self, overrides=overrides).words
+        return replace(self, overrides=overrides).argv
 
     def __str__(self) -> str:
         return " ".join(
@@ -173,14 +173,14 @@ class Recipe(RecipeSection):
         return self._provenance
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def argv(self) -> tuple[str, ...]:
         """Arguments that name it on a command line; `RECIPE`, as in help texts, for a recipe from no file."""
-        return self._provenance.words or ("RECIPE",)
+        return self._provenance.argv or ("RECIPE",)
 
     @property
-    def build_words(self) -> tuple[str, ...]:
-        """Arguments that name it for `pipeline build`: `words` without what only starts read."""
-        return self._provenance.build_words or ("RECIPE",)
+    def build_argv(self) -> tuple[str, ...]:
+        """Arguments that name it for `pipeline build`: `argv`, without overrides that only serving reads."""
+        return self._provenance.build_argv or ("RECIPE",)
 
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:

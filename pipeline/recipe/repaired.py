@@ -60,12 +60,12 @@ def load_repaired(path_or_name: str | Path, overrides: Sequence[str]) -> tuple[R
 
 
 def _without_items(path: KeyPath) -> KeyPath:
-    found: list[str | int] = []
+    key_path: list[str | int] = []
     for part in path:
         if isinstance(part, int):
             break
-        found.append(part)
-    return tuple(found)
+        key_path.append(part)
+    return tuple(key_path)
 
 
 def _repair(data: dict[str, Any], path: KeyPath) -> KeyPath:

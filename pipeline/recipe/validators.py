@@ -63,16 +63,16 @@ def _revision_of_hub(values: RecipeValues) -> Iterator[Problem]:
 
 
 def _calibration_needed(values: RecipeValues) -> Iterator[Problem]:
-    given = values["quantization.calibration"] is not None
+    has_calibration = values["quantization.calibration"] is not None
     quantized = {key: values[key] for key in ("quantization.format", "draft.quantization")}
     needing = [key for key, value in quantized.items() if value not in (None, "none")]
-    if needing and not given:
+    if needing and not has_calibration:
         yield Problem(
             ("quantization.calibration", *needing),
             f"is missing, but {needing[0]} is {quantized[needing[0]]}",
             "add quantization.calibration.dataset, such as support, or set quantization.format to none",
         )
-    if given and not needing:
+    if has_calibration and not needing:
         yield Problem(
             ("quantization.calibration", "quantization.format"), "is given, but quantization.format is none",
             "remove quantization.calibration (--set quantization.calibration=null), or choose a format",
@@ -114,13 +114,13 @@ def _awq_block_size(values: RecipeValues) -> Iterator[Problem]:
 
 
 def _auto_budget(values: RecipeValues) -> Iterator[Problem]:
-    is_auto, given = values["quantization.format"] == "auto", values["quantization.auto"] is not None
-    if is_auto and not given:
+    is_auto, has_budget = values["quantization.format"] == "auto", values["quantization.auto"] is not None
+    if is_auto and not has_budget:
         yield Problem(
             ("quantization.auto", "quantization.format"), "is missing, but quantization.format is auto",
             "add quantization.auto.effective_bits, such as 6.0",
         )  # fmt: skip
-    if given and not is_auto:
+    if has_budget and not is_auto:
         yield Problem(
             ("quantization.auto", "quantization.format"),
             f"is given, but quantization.format is {values['quantization.format']}",
@@ -198,16 +198,16 @@ def _batch_fits_prompt(values: RecipeValues) -> Iterator[Problem]:
         values["limits.max_input_tokens"],
     )
     keys: tuple[str, ...] = (key, "limits.max_input_tokens", "scheduler.chunked_context")
-    what = "limits.max_input_tokens"
+    needing = "limits.max_input_tokens"
     if values["runtime.kind"] == "tensorrt" and values["draft"] is not None:
         whole = longest + values["limits.max_output_tokens"]
         longest = min(whole - 1 + values["draft.max_draft_tokens"], whole * values["limits.max_concurrency"])
         keys = (*keys, "limits.max_output_tokens", "draft.max_draft_tokens")
-        what = "prompt, answer and drafts together,"
+        needing = "prompt, answer and drafts together,"
     if budget is not None and budget < longest and not values["scheduler.chunked_context"]:
         yield Problem(
             keys,
-            f"must hold {what} {longest}, because scheduler.chunked_context is false",
+            f"must hold {needing} {longest}, because scheduler.chunked_context is false",
             f"at least {longest}, or set scheduler.chunked_context to true",
         )
 
@@ -349,8 +349,8 @@ def _adapters(values: RecipeValues) -> Iterator[Problem]:
             ("adapters", "runtime.kind"), "are served by runtime.kind pytorch and cpu, but it is tensorrt",
             "set runtime.kind to pytorch, or remove adapters",
         )  # fmt: skip
-    given = values["runtime.llm_args.lora_config"] if values["runtime.kind"] == "pytorch" else None
-    decided = [name for name in LORA_DECIDED if isinstance(given, Mapping) and name in given]
+    lora_config = values["runtime.llm_args.lora_config"] if values["runtime.kind"] == "pytorch" else None
+    decided = [name for name in LORA_DECIDED if isinstance(lora_config, Mapping) and name in lora_config]
     if decided or (
         values["runtime.kind"] == "pytorch" and values["runtime.llm_args.enable_lora"] is not None
     ):

@@ -101,7 +101,7 @@ class Runtime(Protocol):
         """
 
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
-        """Work out the deployment.json of a package that is not made yet, as far as launching depends on it.
+        """Predict the deployment.json of a package before it is built, as far as launching depends on it.
 
         Fields that need the built engines and the tokenizer (token ids, digest) are empty, and the size of the weights
         is estimated.

@@ -128,7 +128,7 @@ class Announcement:
             self.set_state("triton", "ready")
 
     def confirm(self) -> None:
-        """Renew the ready file, which nobody believes when it is old; to be called about once a second."""
+        """Renew the ready file, which counts as stale when it is old; to be called about once a second."""
         with self._guard:
             if self._stale:
                 self._publish()

@@ -87,7 +87,7 @@ def find_deployment(
         if server is not None:
             sets = (part for override in overrides for part in ("--set", override))
             recipe = served_recipe(name, server, overrides)
-            return NamedDeployment(recipe, server, (name, *sets, *store.words), as_served=True)
+            return NamedDeployment(recipe, server, (name, *sets, *store.argv), as_served=True)
         # A name that is no recipe may be that of a package which is about to be served.
         if is_recipe(name) or time.monotonic() >= deadline:
             break
@@ -96,7 +96,7 @@ def find_deployment(
     recipe = load_recipe(name, overrides)
     left_s = max(0.0, deadline - time.monotonic())
     server = RunningServer.find(store.running, recipe.name, wait_s=left_s, states=wanted)
-    return NamedDeployment(recipe, server, (*recipe.words, *store.words))
+    return NamedDeployment(recipe, server, (*recipe.argv, *store.argv))
 
 
 def recipe_of(name: str, overrides: Sequence[str], store: Store) -> Recipe:

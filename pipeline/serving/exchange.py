@@ -111,7 +111,7 @@ def find_running(name: str, overrides: Sequence[str], store: Store) -> tuple[str
     recipe = load_recipe(name, overrides)
     server = RunningServer.find(store.running, recipe.name, states=SUPERVISED)
     if server is None:
-        serve = shlex.join(("pipeline", "serve", *recipe.words, *store.words))
+        serve = shlex.join(("pipeline", "serve", *recipe.argv, *store.argv))
         raise ServerError(f"{recipe.name} is not running, so there is nothing to exchange; {serve}")
     return recipe.name, server
 

@@ -124,9 +124,9 @@ class GatewayProcess:
             return None
         return str(self._failure(f"the gateway {exit_reason(code)}"))
 
-    def _failure(self, what: str) -> ServerError:
+    def _failure(self, problem: str) -> ServerError:
         lines = [f"  | {line[:200]}" for line in triton_log.tail(self.log_file, 10)]
-        return ServerError("\n".join([what, *lines, f"its log: {self.log_file}"]))
+        return ServerError("\n".join([problem, *lines, f"its log: {self.log_file}"]))
 
 
 class _GatewayCheck:

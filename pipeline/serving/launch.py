@@ -253,9 +253,9 @@ def mirror(repository: Path, into: Path, *, root: tuple[str, Path] | None = None
 
 def _place(source: Path, target: Path, root: tuple[str, Path] | None) -> None:
     if root is not None and source.suffix in _TEXTS:
-        named, here = root
+        named, root_path = root
         text = source.read_text(encoding="utf-8")
         if f"{named}/" in text:
-            target.write_text(text.replace(f"{named}/", f"{here}/"), encoding="utf-8")
+            target.write_text(text.replace(f"{named}/", f"{root_path}/"), encoding="utf-8")
             return
     target.symlink_to(source.resolve())

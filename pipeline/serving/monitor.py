@@ -96,7 +96,7 @@ class ProgressJudge:
         self._room_since: float | None = None
         self._cpu_s: float | None = None
         # Time of the last call of `judge`.
-        self._seen = -math.inf
+        self._judged_at = -math.inf
         self._asked_again = False
 
     def judge(
@@ -115,13 +115,13 @@ class ProgressJudge:
         assert self._still_since is not None, "it was just set"
         assert self._idle_since is not None, "it was just set"
         if waits_s >= self._timeout_s:
-            what = (
+            reason = (
                 "Triton does not show its metrics" if page is None else "no model in its path shows progress"
             )
             if now - self._idle_since >= self._timeout_s / 2:
-                return HealthVerdict("hung", what)
+                return HealthVerdict("hung", reason)
             if now - self._still_since >= _COMPUTING_S:
-                return HealthVerdict("hung", f"{what}, though it computes")
+                return HealthVerdict("hung", f"{reason}, though it computes")
         room_s = 0.0 if self._room_since is None else now - self._room_since
         if room_s >= self._timeout_s and not self._asked_again:
             self._asked_again = True
@@ -138,9 +138,9 @@ class ProgressJudge:
         computes = False
         if cpu_s is not None:
             used_s = 0.0 if self._cpu_s is None else cpu_s - self._cpu_s
-            computes, self._cpu_s = used_s > _COMPUTING_SHARE * (now - self._seen), cpu_s
+            computes, self._cpu_s = used_s > _COMPUTING_SHARE * (now - self._judged_at), cpu_s
         # When this process was held up itself, what it saw before says nothing.
-        held_up, self._seen = now - self._seen > HELD_UP_S, now
+        held_up, self._judged_at = now - self._judged_at > HELD_UP_S, now
         if moved or held_up or self._still_since is None:
             self._still_since = now
         if moved or held_up or computes or self._idle_since is None:
@@ -175,7 +175,7 @@ class ProcessWatch:
         self._stopped_since: dict[int, float] = {}
 
     def check(self, now: float) -> HealthIssue | None:
-        """Look at them. Returns a fault or a doubt, None if there is none."""
+        """Check the processes. Returns a fault or a doubt, None if there is none."""
         for pid, known in self._known.items():
             stat = ProcessStat.of(pid)
             if stat is None or stat.start != known.start:
@@ -198,7 +198,7 @@ class ProcessWatch:
 
 
 @dataclass(slots=True)
-class _Path:
+class _ProbedModel:
     """A model that is asked, and the judge of its answers."""
 
     probe: HealthProbe
@@ -232,7 +232,7 @@ class HealthMonitor:
         timeout_s = default_hang_timeout_s(deployment) if hang_timeout_s is None else hang_timeout_s
         paths = probed_paths(deployment) if interval_s else {}
         self._paths = [
-            _Path(HealthProbe(grpc_url, model), ProgressJudge(path, timeout_s))
+            _ProbedModel(HealthProbe(grpc_url, model), ProgressJudge(path, timeout_s))
             for model, path in paths.items()
         ]
         self._next_page = 0.0
@@ -254,7 +254,7 @@ class HealthMonitor:
                     raise ServerError(f"{probe.model} gave no answer within {deadline_s:.0f} s")
 
     def check(self) -> HealthIssue | None:
-        """Go on asking. Returns the worst fault or doubt, None if there is none."""
+        """Continue probing. Returns the worst fault or doubt, None if there is none."""
         now = time.monotonic()
         issues = [self._processes.check(now)]
         late = [path for path in self._paths if self._is_late(path, now)]
@@ -271,11 +271,11 @@ class HealthMonitor:
         return next((issue for issue in known if issue.kind == "fault"), known[0] if known else None)
 
     def close(self) -> None:
-        """Ask nothing more. To be called when the server is gone, or before it is told to stop."""
+        """Stop probing. To be called when the server is gone, or before it is stopped."""
         for path in self._paths:
             path.probe.close()
 
-    def _is_late(self, path: _Path, now: float) -> bool:
+    def _is_late(self, path: _ProbedModel, now: float) -> bool:
         """Send a probe if one is due. Returns whether one has been under way for longer than is usual."""
         since = path.probe.outstanding_since
         if since is not None:
@@ -287,7 +287,9 @@ class HealthMonitor:
         return False
 
     @staticmethod
-    def _judge(path: _Path, now: float, page: MetricsPage | None, cpu_s: float | None) -> HealthIssue | None:
+    def _judge(
+        path: _ProbedModel, now: float, page: MetricsPage | None, cpu_s: float | None
+    ) -> HealthIssue | None:
         probe, since = path.probe, path.probe.outstanding_since
         if since is None:
             # It has just been answered.

@@ -32,7 +32,7 @@ from pipeline.triton.deployment import REPOSITORY, Deployment
 def preflight(
     deployment: Deployment,
     plan: Launch | None,
-    here: MachineFacts,
+    machine: MachineFacts,
     software: Software | None = None,
     where: Where = "local",
     served: Sequence[str] = ("RECIPE",),
@@ -42,13 +42,13 @@ def preflight(
 
     Args:
         plan: Launch plan; None where no GPU is needed.
-        here: Facts of the machine; unknown facts are not judged.
+        machine: Facts of the machine; unknown facts are not judged.
         software: Software that would serve; None for unknown, as of an image that is not here yet.
         where: Processes of this machine, or a container, which has limits of its own.
         served: Arguments of `pipeline serve` that name the package: a recipe, or --package and its folder.
         machines: Number of machines that share the ranks.
     """
-    facts = replace(here, software=software.facts()) if software is not None else here
+    facts = replace(machine, software=software.facts()) if software is not None else machine
     recipe = ("RECIPE",) if served[0] == "--package" else served
     needs = replace(
         needs_of(deployment, plan, where, machines),
@@ -110,10 +110,10 @@ def check_local(deployment: Deployment, package: Path, options: ServeOptions) ->
     if plan is None:
         return _with_ports(preflight(deployment, None, _probe(options, "temporary")), options)
     software = software_here(plan.programs, modules_of(package))
-    here = _probe(options, *_OF_GPUS, *_LIMITS)
+    machine = _probe(options, *_OF_GPUS, *_LIMITS)
     machines = 1 if options.group is None else len(options.group.hosts)
     return _with_ports(
-        preflight(deployment, plan, here, software, "local", _argv(package, options), machines), options
+        preflight(deployment, plan, machine, software, "local", _argv(package, options), machines), options
     )
 
 
@@ -122,9 +122,9 @@ def check_container(
 ) -> tuple[Finding, ...]:
     """Find what keeps a container of this host from serving a package; without `image`, the image is not asked."""
     software = software_of_image(image.reference, modules_of(package)) if image else None
-    here, plan = _probe(options, *_OF_GPUS, "docker"), _plan(deployment, options)
+    machine, plan = _probe(options, *_OF_GPUS, "docker"), _plan(deployment, options)
     return _with_ports(
-        preflight(deployment, plan, here, software, "docker", _argv(package, options)), options
+        preflight(deployment, plan, machine, software, "docker", _argv(package, options)), options
     )
 
 

@@ -100,7 +100,7 @@ class HealthProbe:
         self.ask()
 
     def close(self) -> None:
-        """Ask nothing more. To be called when the server is gone, or before it is told to stop."""
+        """Stop probing. To be called when the server is gone, or before it is stopped."""
         self._disconnect()
         self.outstanding_since = None
 

@@ -159,7 +159,7 @@ class Rollout:
         old, ports = self._old, self._old.server.ports
         began = time.monotonic()
         self._keeper.exchange(
-            _NoTriton(),
+            _PlaceholderComponent(),
             lambda: self._announcement.set_state("triton", "restarting", "its package is exchanged in place"),
         )
         try:
@@ -310,7 +310,7 @@ class Rollout:
             raise
 
 
-class _NoTriton:
+class _PlaceholderComponent:
     """A component that is kept between two Tritons."""
 
     kind, title = "triton", "Triton"
@@ -342,7 +342,7 @@ def _asker(triton: TritonComponent, cancelled: threading.Event) -> Callable[[Gol
         try:
             with Client(triton.server.target, model=deployment.entry_model, template=template) as client:
                 tokens = min(question.max_tokens or most, most)
-                return client.generate(question.asked, max_tokens=tokens, temperature=0).text
+                return client.generate(question.input, max_tokens=tokens, temperature=0).text
         except ClientError as error:
             raise ServerError(f"golden question {question.text!r} to {triton.package}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""Rollouts on the control socket of a supervisor: which may begin, and what became of them."""
+"""Rollouts requested over a supervisor's control socket: which may begin, and their outcomes."""
 
 from __future__ import annotations
 

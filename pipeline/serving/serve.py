@@ -59,7 +59,7 @@ def serve(
         InvalidInput: The machine does not fit; all reasons at once.
         UserError: The package cannot be served this way, or a server for this recipe runs already.
         DamagedArtifact: Files of the package are not those that were built.
-        ServerError: Something did not start, or failed too often where the policy gives up (`GaveUp`).
+        ServerError: Something did not start, or failed too often where the policy gives up (`RestartsExhausted`).
     """
     first = packages[0][1]
     tritons = [make_triton(package, options, progress) for package, options in packages]

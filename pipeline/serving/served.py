@@ -61,7 +61,7 @@ class ServedDeployment:
         )
         began = time.monotonic()
         mark = f"pipeline-serve-{secrets.token_hex(6)}"
-        guarded = process_guard.Guarded(_STOP_S, tempfile.mkdtemp(prefix="pipeline-serve-"), mark)
+        guarded = process_guard.GuardedProcess(_STOP_S, tempfile.mkdtemp(prefix="pipeline-serve-"), mark)
         with supervisor.open("wb") as output:
             process = start_guarded(command, guarded, output, {}, umask=-1)
         served = cls.__new__(cls)
@@ -69,10 +69,10 @@ class ServedDeployment:
         try:
             while process.poll() is None and time.monotonic() - began < deadline_s + _BUILT_IN_S:
                 record = RunningServer.read(running, name)
-                ours = record is not None and any(
+                is_own = record is not None and any(
                     child.pid == record.pid for child in processes_below(process.pid)
                 )
-                if record is not None and ours and record.state == "ready":
+                if record is not None and is_own and record.state == "ready":
                     served.record, served.start_s = record, time.monotonic() - began
                     return served
                 time.sleep(_POLL_S)

@@ -90,7 +90,7 @@ class TritonServer(ServerAddresses):
         self._own_log = log_file is None
         self._stop_deadline_s = stop_deadline_s
         self._guard: subprocess.Popen[bytes] | None = None
-        self._guarded: process_guard.Guarded | None = None
+        self._guarded: process_guard.GuardedProcess | None = None
         self._launched: Launch | None = None
         self._published: PublishedPorts | None = None
 
@@ -260,7 +260,7 @@ class TritonServer(ServerAddresses):
             shutil.rmtree(start.stage, ignore_errors=True)
             raise
         self._launched = launch
-        self._guarded = process_guard.Guarded(
+        self._guarded = process_guard.GuardedProcess(
             self._stop_deadline_s,
             str(start.stage),
             start.shared_memory_prefix,
@@ -328,14 +328,14 @@ class TritonServer(ServerAddresses):
         ports = set().union(*(listening(pid) for pid in self.pids))
         return self.ports.metrics in ports
 
-    def failure(self, what: str, *, tail: bool = True) -> ServerError:
+    def failure(self, problem: str, *, tail: bool = True) -> ServerError:
         """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause."""
         launch = self._launched or Launch(())
         errors = [f"  {line}" for line in triton_log.errors(self.log_file, noise=launch.noise)]
         last = [f"  | {line[:200]}" for line in triton_log.tail(self.log_file)] if tail else []
         known = triton_log.causes(self.log_file, noise=launch.noise)
         causes = [f"likely cause: {cause}" for cause in known]
-        text = "\n".join([what, *(errors or last), *causes, f"its log: {self.log_file}"])
+        text = "\n".join([problem, *(errors or last), *causes, f"its log: {self.log_file}"])
         for path, meant in launch.synonyms.items():
             text = text.replace(path, meant)
         return ServerError(text)

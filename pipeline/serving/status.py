@@ -219,7 +219,7 @@ def forget(running: Path, status: DeploymentStatus, *, wait_s: float = 0.0) -> N
     """
     deadline = time.monotonic() + wait_s
     try:
-        while (held := lock.exclusive(running / f"{status.name}.lock")) is None:
+        while (acquired := lock.exclusive(running / f"{status.name}.lock")) is None:
             if time.monotonic() >= deadline:
                 return
             time.sleep(_POLL_S)
@@ -232,7 +232,7 @@ def forget(running: Path, status: DeploymentStatus, *, wait_s: float = 0.0) -> N
         # A store that is only read keeps it.
         return
     finally:
-        held.release()
+        acquired.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class TritonComponent:
         """Arguments that name this server on a client's command line: its own name where it is announced."""
         store = self.options.store
         if store is not None and (store.running / f"{self.name}.json").is_file():
-            return shlex.join((self.name, *store.words))
+            return shlex.join((self.name, *store.argv))
         if self.options.recipe:
             return shlex.join(self.options.recipe)
         deployment = self.server.deployment
@@ -243,7 +243,7 @@ class _Verification(threading.Thread):
 
     def run(self) -> None:
         try:
-            check_package(self._package, self._hashes, _UntilStopped(self._stop_serving))
+            check_package(self._package, self._hashes, _CancellableProgress(self._stop_serving))
         except StartCancelled:
             pass
         except Exception as error:
@@ -260,7 +260,7 @@ class _Verification(threading.Thread):
 
 
 @dataclass(frozen=True, slots=True)
-class _UntilStopped(Silent):
+class _CancellableProgress(Silent):
     """Ends a task by raising StartCancelled when the event is set."""
 
     stop: threading.Event

@@ -47,8 +47,10 @@ class HubCheckpoint:
     @property
     def identity(self) -> Mapping[str, Json]:
         """Identity that the key of the fetched artifact is made from."""
-        said: Mapping[str, Json] = {name: True for name in ("allow_pickle", "adapter") if getattr(self, name)}
-        return {"source": self.label, "commit": self.commit, **said}
+        options: Mapping[str, Json] = {
+            name: True for name in ("allow_pickle", "adapter") if getattr(self, name)
+        }
+        return {"source": self.label, "commit": self.commit, **options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,9 @@ def find_fetched(
     """
     for artifact in store.list():
         settings, facts = artifact.manifest.settings, artifact.manifest.facts
-        ours = artifact.manifest.stage == "fetch" and settings.get("source") == str(source)
-        ours = ours and bool(settings.get("graph")) == graph
-        if ours and revision in (settings.get("commit"), facts.get("revision")):
+        matches = artifact.manifest.stage == "fetch" and settings.get("source") == str(source)
+        matches = matches and bool(settings.get("graph")) == graph
+        if matches and revision in (settings.get("commit"), facts.get("revision")):
             return artifact.path
     return None
 
@@ -155,14 +157,14 @@ def _hashed(
 ) -> dict[str, FileEntry]:
     path = folder.path
     total = sum((path / name).stat().st_size for name in taken)
-    found: dict[str, FileEntry] = {}
+    entries: dict[str, FileEntry] = {}
     with progress.task(f"read {path.name}", total, "B") as task:
         for name in taken:
             with folder.open(name) as stream:
                 digest = hashes.sha256(stream, path / name, task.advance)
-                found[name] = FileEntry(bytes=os.fstat(stream.fileno()).st_size, sha256=digest)
+                entries[name] = FileEntry(bytes=os.fstat(stream.fileno()).st_size, sha256=digest)
     hashes.save()
-    return found
+    return entries
 
 
 def _commit_on_hub(repo: str, revision: str | None, progress: Progress) -> str:
@@ -175,16 +177,16 @@ def _commit_on_hub(repo: str, revision: str | None, progress: Progress) -> str:
 
 def _commit_in_store(repo: str, revision: str | None, store: Store | None) -> str:
     """The commit that `revision` was when it was fetched last."""
-    seen: dict[str, object] = {}
+    revisions: dict[str, object] = {}
     for artifact in store.list() if store is not None else ():
         manifest = artifact.manifest
         if manifest.stage == "fetch" and manifest.settings.get("source") == f"hf:{repo}":
             commit = str(manifest.settings["commit"])
             if manifest.facts.get("revision") == revision:
                 return commit
-            seen[commit] = manifest.facts.get("revision")
-    asked = f"revision {revision!r}" if revision else "the default branch"
-    known = ", ".join(seen) or "nothing of this repository"
+            revisions[commit] = manifest.facts.get("revision")
+    wanted = f"revision {revision!r}" if revision else "the default branch"
+    known = ", ".join(revisions) or "nothing of this repository"
     raise SourceError(
-        f"hf:{repo}: offline, {asked} cannot be resolved; set revision to a full commit (the store holds: {known})"
+        f"hf:{repo}: offline, {wanted} cannot be resolved; set revision to a full commit (the store holds: {known})"
     )

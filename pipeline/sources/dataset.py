@@ -166,9 +166,9 @@ def _file(definition: DatasetDefinition, name: str) -> Path:
     return path
 
 
-def _must_exist(path: Path, what: str) -> None:
+def _must_exist(path: Path, subject: str) -> None:
     if not path.is_file():
-        raise UserError(f"{what}: there is no file {path}")
+        raise UserError(f"{subject}: there is no file {path}")
 
 
 def download_file(hub: DatasetRepository, file: str) -> Path:

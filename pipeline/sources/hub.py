@@ -21,7 +21,7 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from pipeline import __version__
 from pipeline.errors import SourceError
-from pipeline.sources.hub_errors import HubRetries, HubSubject, NotAHub
+from pipeline.sources.hub_errors import HubRetries, HubSubject, UnexpectedHubAnswer
 
 Result = TypeVar("Result")
 
@@ -79,14 +79,14 @@ class HubClient:
         def ask() -> dict[str, RemoteFile]:
             folders = "?recursive=true" if recursive else ""
             page: str | None = f"{self.endpoint}/api/models/{repo}/tree/{commit}{folders}"
-            found: dict[str, RemoteFile] = {}
+            remote_files: dict[str, RemoteFile] = {}
             while page is not None:
                 response = self._get(page)
                 with _understanding():
                     files = [_remote_file(entry) for entry in response.json() if entry["type"] == "file"]
-                found |= {file.name: file for file in files}
+                remote_files |= {file.name: file for file in files}
                 page = response.links.get("next", {}).get("url")
-            return found
+            return remote_files
 
         return self._with_retries(ask, repo, commit, say)
 
@@ -111,15 +111,15 @@ class HubClient:
         begin, end = place
 
         def ask() -> bytes:
-            part, found = f"{begin}-{end - 1}", b""
+            part, content = f"{begin}-{end - 1}", b""
             with self._stream(repo, commit, name, part, constants.HF_HUB_ETAG_TIMEOUT) as response:
                 if begin and response.status_code != httpx.codes.PARTIAL_CONTENT:
                     return b""
                 for chunk in response.iter_bytes():  # a server that ignores ranges sends all of it
-                    found += chunk
-                    if len(found) >= end - begin:
+                    content += chunk
+                    if len(content) >= end - begin:
                         break
-            return found[: end - begin]
+            return content[: end - begin]
 
         return self._with_retries(ask, repo, commit, say)
 
@@ -158,7 +158,7 @@ class HubClient:
         while True:
             try:
                 return ask()
-            except (httpx.HTTPError, httpx.InvalidURL, NotAHub) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, UnexpectedHubAnswer) as error:
                 retries.wait(error)
 
 
@@ -168,7 +168,7 @@ def _understanding() -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NotAHub(f"{type(error).__name__}: {error}") from error
+        raise UnexpectedHubAnswer(f"{type(error).__name__}: {error}") from error
 
 
 def _remote_file(entry: Mapping[str, Any]) -> RemoteFile:

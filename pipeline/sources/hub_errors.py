@@ -1,4 +1,4 @@
-"""Errors of the Hub: which of them are worth another try, after how long, and what a user is told about the others.
+"""Errors of the Hub: which of them are worth another try, after how long, and the messages for the others.
 
 Nothing here prints a request's headers or the query of an address, where tokens and signatures are.
 """
@@ -27,11 +27,11 @@ class BrokenTransfer(Exception):
     """The server ended a file early, or sent another part of it."""
 
 
-class NotAHub(Exception):
+class UnexpectedHubAnswer(Exception):
     """An answer that no hub gives."""
 
 
-class Stopped(Exception):
+class TransferStopped(Exception):
     """Another file failed, or the user interrupted."""
 
 
@@ -61,7 +61,7 @@ class HubRetries:
     Args:
         subject: File or repository that is asked for.
         say: Receives one line for each new try.
-        stopped: Ends a sleep early; after it, `wait` raises `Stopped`.
+        stopped: Ends a sleep early; after it, `wait` raises `TransferStopped`.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class HubRetries:
 
         Raises:
             SourceError: The error does not pass by itself, or tries are used up; the text says what to do.
-            Stopped: `stopped` is set.
+            TransferStopped: `stopped` is set.
         """
         if self._stopped.is_set():
-            raise Stopped from error
+            raise TransferStopped from error
         self._failures = 1 if progressed else self._failures + 1
         delay_s = retry_delay_s(error, self._failures) if is_retryable(error) else None
         if delay_s is None:
@@ -170,5 +170,7 @@ def _brief(error: Exception) -> str:
 
 
 def _retry_after_s(error: Exception) -> float:
-    asked = error.response.headers.get("Retry-After", "") if isinstance(error, errors.HfHubHTTPError) else ""
-    return min(float(asked), _LONGEST_DELAY_S) if asked.isdigit() else 0.0
+    retry_after = (
+        error.response.headers.get("Retry-After", "") if isinstance(error, errors.HfHubHTTPError) else ""
+    )
+    return min(float(retry_after), _LONGEST_DELAY_S) if retry_after.isdigit() else 0.0

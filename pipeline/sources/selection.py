@@ -90,17 +90,17 @@ def shards(index: bytes, names: Collection[str], *, pickled: bool, label: str) -
     suffix = ".bin" if pickled else ".safetensors"
     try:
         placed = parse_json(index, name)["weight_map"]
-        found = sorted(set(placed.values()))
+        shard_names = sorted(set(placed.values()))
     except (UnreadableFile, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{label}: {name} is damaged: it has no map of weights to files") from error
-    for shard in found:
+    for shard in shard_names:
         if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):
             raise SourceError(f"{label}: {name} names {shard!r}, which is not a {suffix} file beside it")
-    missing = [shard for shard in found if shard not in names]
-    if missing or not found:
+    missing = [shard for shard in shard_names if shard not in names]
+    if missing or not shard_names:
         listed = ", ".join(missing[:5]) or "no file at all"
         raise SourceError(f"{label}: {name} names files that are not there: {listed}")
-    return tuple(found)
+    return tuple(shard_names)
 
 
 def chosen_files(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class HandedOver(Exception):
-    """A build stopped where another machine goes on. Not a failure."""
+    """A build stopped because another machine makes the engines; not a failure."""
 
     def __init__(self, jobs: Sequence[tuple[Step, BuildJob]]) -> None:
         self.jobs = tuple(jobs)
@@ -94,7 +94,7 @@ class Builder:
         plan, recipe = self.prepared.plan, self.prepared.recipe
         package = self.store.find(plan["package"].key)
         if package is None or not self.store.use(package):
-            build = shlex.join(("pipeline", "build", *recipe.build_words, *self.store.words))
+            build = shlex.join(("pipeline", "build", *recipe.build_argv, *self.store.argv))
             raise UserError(
                 f"{recipe.name} is not built as its recipe says now; run {build}, or give --build"
             )
@@ -118,7 +118,7 @@ class Builder:
         return self._have[name]
 
     def _inputs(self, step: Step) -> dict[str, Path]:
-        """Each input's folder. All are made, even if one of them waits for another machine."""
+        """Make all inputs, and return their folders; one that waits for another machine does not stop the others."""
         paths: dict[str, Path] = {}
         jobs: list[tuple[Step, BuildJob]] = []
         for role, source in step.inputs.items():
@@ -225,7 +225,7 @@ def preview_deployment(
     except SourceError as error:
         note = str(error)
     probes = probe_models(recipe, store)
-    sizes = {role: one.sizes for role, one in probes.items() if one.sizes is not None}
+    sizes = {role: probe.sizes for role, probe in probes.items() if probe.sizes is not None}
     return DeploymentPreview(package, runtime_of(recipe).preview_deployment(recipe, sizes), note)
 
 

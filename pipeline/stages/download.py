@@ -28,7 +28,7 @@ from pipeline.progress import Progress, Task
 from pipeline.reading import UnreadableFile
 from pipeline.sources.checkpoint import HubCheckpoint
 from pipeline.sources.hub import HubClient, RemoteFile
-from pipeline.sources.hub_errors import BrokenTransfer, HubRetries, Stopped
+from pipeline.sources.hub_errors import BrokenTransfer, HubRetries, TransferStopped
 from pipeline.sources.selection import select, shards
 from pipeline.store import files, human_bytes
 
@@ -85,10 +85,10 @@ class Download:
     def _judge(self, listed: Mapping[str, RemoteFile]) -> None:
         """Judge a checkpoint that is quantized already by its headers and scales, before its weights come."""
         try:
-            found = lint_files(_RemoteParts(self, listed), quantized_only=True)
+            findings = lint_files(_RemoteParts(self, listed), quantized_only=True)
         except (InvalidInput, UnreadableFile):
             return  # the settings; they are judged when all files are there
-        refuse_errors(found or (), self.source.label, self.progress.say, allowed=self.allow_faults)
+        refuse_errors(findings or (), self.source.label, self.progress.say, allowed=self.allow_faults)
 
     def run_graph(self) -> bool:
         """Bring the published ONNX graph, as model.onnx, with its configuration and tokenizer.
@@ -134,10 +134,10 @@ class Download:
                 "set PIPELINE_STORE to a larger disk"
             )
         if missing < total:
-            there, whole = human_bytes(total - missing), human_bytes(total)
-            self.progress.say(f"{self.source.label}: {there} of {whole} are here from an earlier try")
+            present, whole = human_bytes(total - missing), human_bytes(total)
+            self.progress.say(f"{self.source.label}: {present} of {whole} are here from an earlier try")
         with self.progress.task(f"download {self.source.repo}", missing, "B") as task:
-            shared = _Shared(task)
+            shared = _SharedTask(task)
             self._run_all([self._transfer(file, shared) for file in wanted])
 
     def _transfer(self, file: RemoteFile, task: Task) -> _Transfer:
@@ -175,7 +175,7 @@ class Download:
             for future in running
             if not future.cancelled() and (error := future.exception()) is not None
         ]
-        for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
+        for error in sorted(failures, key=lambda error: isinstance(error, TransferStopped)):
             raise error
 
 
@@ -192,9 +192,9 @@ class _RemoteParts:
         return {name: file.bytes for name, file in self.listed.items()}
 
     def part(self, name: str, begin: int, end: int) -> bytes:
-        here = self.download.into / name
-        if here.is_file():
-            with here.open("rb") as stream:
+        file = self.download.into / name
+        if file.is_file():
+            with file.open("rb") as stream:
                 stream.seek(begin)
                 return stream.read(end - begin)
         self._reads[name] += 1
@@ -206,7 +206,7 @@ class _RemoteParts:
         )
 
 
-class _Shared:
+class _SharedTask:
     """A task that several threads advance."""
 
     def __init__(self, task: Task) -> None:
@@ -283,7 +283,7 @@ class _Transfer:
                     raise BrokenTransfer(f"{self.file.name}: another part than was asked for")
             for block in response.iter_raw():  # as they come: nothing waits in a buffer when it breaks
                 if self.stopped.is_set():
-                    raise Stopped
+                    raise TransferStopped
                 out.write(block)
                 self._digest.update(block)
                 self.advance(len(block))

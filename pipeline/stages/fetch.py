@@ -1,4 +1,4 @@
-"""The first stage: the files of a resolved checkpoint, in a folder that nobody changes.
+"""The first stage: copies the files of a resolved checkpoint into a folder that is not changed afterwards.
 
 Only what later stages read is taken: safetensors, configuration, tokenizer. No code from a repository is, ever, and
 pickled weights only where the recipe allows it: they are read with `torch.load(weights_only=True)`, which builds
@@ -103,8 +103,8 @@ def _copy_local(source: LocalCheckpoint, into: Path, progress: Progress, allow_f
     if not source.adapter:
         # A file that cannot be read is refused when it is copied.
         with contextlib.suppress(InvalidInput, UnreadableFile):
-            found = lint_files(LocalFiles(folder), quantized_only=True) or ()
-            refuse_errors(found, source.label, progress.say, allowed=allow_faults)
+            findings = lint_files(LocalFiles(folder), quantized_only=True) or ()
+            refuse_errors(findings, source.label, progress.say, allowed=allow_faults)
     plain = [name for name in source.files if not _copied(folder, name, into, files.clone)]
     needed = sum(source.files[name].bytes for name in plain)
     free = shutil.disk_usage(into).free

@@ -212,19 +212,19 @@ def adopt(prepared: Prepared, name: str, folder: Path, store: Store, progress: P
 
 def _adopt_artifact(plan: Plan, step: Step, folder: Path, store: Store, progress: Progress) -> Artifact:
     try:
-        given = Artifact(folder, Manifest.load(folder))
+        artifact = Artifact(folder, Manifest.load(folder))
     except StoreError as error:
         raise UserError(str(error)) from error
-    require_result(folder, given.name, step.key.name)
-    check = verify(given, progress)
+    require_result(folder, artifact.name, step.key.name)
+    check = verify(artifact, progress)
     if not check.ok:
         raise UserError(f"{folder}: damaged on its way; copy it again ({check})")
 
     def make(into: Path) -> Mapping[str, Json]:
-        copy_result(folder, given.manifest.files, into)
-        return {**given.manifest.facts, "adopted": given.manifest.provenance.model_dump(mode="json")}
+        copy_result(folder, artifact.manifest.files, into)
+        return {**artifact.manifest.facts, "adopted": artifact.manifest.provenance.model_dump(mode="json")}
 
-    size = given.manifest.total_bytes
+    size = artifact.manifest.total_bytes
     return store.obtain(step.key, make, recipe=plan.recipe.name, progress=progress, needs_bytes=size)
 
 

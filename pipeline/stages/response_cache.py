@@ -192,5 +192,5 @@ def _make_graph(
     except ImportError as error:
         raise missing(f"{label}: making its graph", error, "cache") from error
     except (ValueError, KeyError, OSError) as error:
-        what = "embedder: {} is no encoder" if role == "encoder" else "verifier: {} is no cross-encoder"
-        raise UserError(f"cache.semantic.{what.format(label)} that can be used: {error}") from error
+        problem = "embedder: {} is no encoder" if role == "encoder" else "verifier: {} is no cross-encoder"
+        raise UserError(f"cache.semantic.{problem.format(label)} that can be used: {error}") from error

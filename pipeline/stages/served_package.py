@@ -65,7 +65,7 @@ def choose_package(
         GateFailed: Its figures are over the recipe's budgets.
     """
     known = recipe is not None and recipe.provenance.file is not None
-    argv = (*recipe.words, *store.words) if recipe is not None and known else ()
+    argv = (*recipe.argv, *store.argv) if recipe is not None and known else ()
     if wanted.package is not None:
         deployment = Deployment.load(wanted.package)
         if recipe is not None and deployment.name != recipe.name:
@@ -73,13 +73,15 @@ def choose_package(
         return ChosenPackage(wanted.package, deployment, recipe, argv)
     assert recipe is not None, "the caller asked for one"
     if preview:
-        seen = preview_deployment(recipe, store, progress=progress, allowed=wanted.allowed)
-        if seen.deployment is None:
-            return ChosenPackage(seen.package, Deployment.load(seen.package), recipe, argv)
+        previewed = preview_deployment(recipe, store, progress=progress, allowed=wanted.allowed)
+        if previewed.deployment is None:
+            return ChosenPackage(previewed.package, Deployment.load(previewed.package), recipe, argv)
         allowing = (part for rule in sorted(wanted.allowed) for part in ("--allow", rule))
-        lines = [f"Before: {shlex.join(('pipeline', 'build', *recipe.build_words, *store.words, *allowing))}"]
-        lines += [f"Where the package will be is not known: {seen.note}"] if seen.note else []
-        return ChosenPackage(seen.package, seen.deployment, recipe, argv, built=False, note="\n".join(lines))
+        lines = [f"Before: {shlex.join(('pipeline', 'build', *recipe.build_argv, *store.argv, *allowing))}"]
+        lines += [f"Where the package will be is not known: {previewed.note}"] if previewed.note else []
+        return ChosenPackage(
+            previewed.package, previewed.deployment, recipe, argv, built=False, note="\n".join(lines)
+        )
     prepared = prepare(recipe, store, progress=progress, allowed=wanted.allowed)
     builder = Builder(prepared, store, progress)
     serving = [Need(extra, "serve") for extra in ("cpu", "server")] if recipe.runtime.kind == "cpu" else []

@@ -22,7 +22,7 @@ SMALL_BYTES = 1 << 20  # files up to this are read whenever they are used
 class Artifact:
     """A published directory and its manifest."""
 
-    path: Path  # the directory; nobody writes into it
+    path: Path  # the directory, which is read-only
     manifest: Manifest
 
     @property
@@ -72,13 +72,13 @@ def verify(
         only: which files, by name and entry in the manifest.
     """
     recorded = {name: entry for name, entry in artifact.manifest.files.items() if only(name, entry)}
-    found = {
+    present = {
         name: info
         for name, info in files.walk(artifact.path)
         if name not in (manifest.FILE, manifest.TWIN, signature.FILE)
     }
-    both = sorted(recorded.keys() & found.keys())
-    same_size = [n for n in both if files.is_plain(found[n]) and found[n].st_size == recorded[n].bytes]
+    both = sorted(recorded.keys() & present.keys())
+    same_size = [n for n in both if files.is_plain(present[n]) and present[n].st_size == recorded[n].bytes]
     total = sum(recorded[name].bytes for name in same_size)
     with (progress or Silent()).task(f"verify {artifact.name}", total, "B") as task:
 
@@ -88,16 +88,16 @@ def verify(
             return hashes.sha256(stream, artifact.path / name, task.advance, again=again)
 
         digests = files.sha256_all(artifact.path, same_size, of=sha256)
-    missing = sorted(recorded.keys() - found.keys())
+    missing = sorted(recorded.keys() - present.keys())
     changed = [name for name in both if digests.get(name) != recorded[name].sha256]
     faults = [f"{name}: is missing" for name in missing]
-    faults += [f"{name}: {_difference(recorded[name], found[name], digests.get(name))}" for name in changed]
+    faults += [f"{name}: {_difference(recorded[name], present[name], digests.get(name))}" for name in changed]
     if artifact.manifest.key.digest != artifact.digest:
         changed.append(manifest.FILE)
         faults.append(f"{manifest.FILE}: does not give the digest {artifact.digest}, which it names")
     return Verification(
         missing=tuple(missing),
-        extra=tuple(sorted(found.keys() - artifact.manifest.files.keys())),
+        extra=tuple(sorted(present.keys() - artifact.manifest.files.keys())),
         changed=tuple(sorted(changed)),
         faults=tuple(faults),
     )

@@ -63,7 +63,7 @@ def tree_bytes(root: Path) -> int:
 
 
 def sha256(stream: BufferedReader, advance: Callable[[float], None] | None = None) -> str:
-    """SHA-256 of what is left of a file, 64 hexadecimal digits; `advance` is told the bytes as they are read."""
+    """SHA-256 of the rest of a file, 64 hexadecimal digits; `advance` gets the number of bytes of each read."""
     digest = hashlib.sha256()
     buffer = bytearray(_BLOCK)
     view = memoryview(buffer)
@@ -156,7 +156,7 @@ def clone(source: BufferedReader, target: Path) -> bool:
 
 
 def copy(source: BufferedReader, target: Path, advance: Callable[[float], None] | None = None) -> None:
-    """Copy the bytes of an open file to a new file; `advance` is told them as they go."""
+    """Copy the bytes of an open file to a new file; `advance` is called with their number as they are written."""
     with _create_like(source, target) as write:
         while block := source.read(_BLOCK):
             write.write(block)

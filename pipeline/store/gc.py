@@ -1,4 +1,4 @@
-"""Which artifacts nobody needs any longer, and their removal.
+"""Garbage collection: finds the artifacts that are no longer needed, and removes them.
 
 Needed is all that the newest package of each recipe was made from, followed through the inputs in the
 manifests; all that a build has which goes on on another machine (`AwaitedBuild`); and all that a process uses or
@@ -64,7 +64,7 @@ def awaited_builds(store: Store) -> tuple[AwaitedBuild, ...]:
     """The builds that other machines have not given back yet, the oldest first.
 
     Raises:
-        StoreError: a record is damaged, so that nobody knows what it would keep.
+        StoreError: a record is damaged, so that it is unknown which artifacts it needs.
     """
     builds = []
     for path in store.handed_over.glob("*.json"):
@@ -113,14 +113,14 @@ def find_garbage(
     waiting = {name for build in awaited_builds(store) if build not in given_up for name in build.artifacts}
     awaited = (artifact for artifact in artifacts if artifact.name in waiting)
     needed = reachable((*roots(artifacts).values(), *awaited, *wanted), artifacts)
-    found = []
+    collected = []
     for path in sorted(store.work.iterdir()) if store.work.is_dir() else ():
         name = path.name.removesuffix(_REMOVED)
         reason = "removal was interrupted" if path.name != name else "left by a builder that was killed"
-        found.append(Garbage(path, name, files.tree_bytes(path), reason))
+        collected.append(Garbage(path, name, files.tree_bytes(path), reason))
     for name, problem in sorted(store.scan()[1].items()):
         path = store.artifacts / name
-        found.append(Garbage(path, name, files.tree_bytes(path), problem))
+        collected.append(Garbage(path, name, files.tree_bytes(path), problem))
     for artifact in artifacts:
         if artifact.digest not in needed:
             made_for = artifact.manifest.recipe
@@ -130,11 +130,11 @@ def find_garbage(
                 if older
                 else f"made for {made_for}, no newest package needs it"
             )
-            found.append(Garbage(artifact.path, artifact.name, artifact.manifest.total_bytes, reason))
+            collected.append(Garbage(artifact.path, artifact.name, artifact.manifest.total_bytes, reason))
     free = []
-    for garbage in found:
-        if (held := store.take_lock(garbage.name)) is not None:
-            held.release()
+    for garbage in collected:
+        if (acquired := store.take_lock(garbage.name)) is not None:
+            acquired.release()
             free.append(garbage)
     return tuple(free)
 
@@ -150,8 +150,8 @@ def collect(store: Store, garbage: Iterable[Garbage]) -> tuple[Garbage, ...]:
 
 def remove(store: Store, garbage: Garbage) -> bool:
     """Remove one directory unless a process uses or makes it; if killed, the next `collect` finishes it."""
-    held = store.take_lock(garbage.name)
-    if held is None:
+    acquired = store.take_lock(garbage.name)
+    if acquired is None:
         return False
     try:
         path = garbage.path
@@ -163,5 +163,5 @@ def remove(store: Store, garbage: Garbage) -> bool:
     except OSError as error:
         raise StoreError(f"{garbage.path}: cannot be removed: {error.strerror}") from error
     finally:
-        held.release(unlink=True)
+        acquired.release(unlink=True)
     return True

@@ -56,7 +56,7 @@ class FileHashes:
 
         Args:
             path: name of the file now, or when it is asked for next.
-            advance: is told the bytes as they are read, or need not be.
+            advance: called with the number of bytes that are read, or need not be.
             again: read it, whatever is remembered.
         """
         before, name = _state(stream), str(path)

@@ -57,7 +57,7 @@ def send_artifact(artifact: Artifact, address: str, progress: Progress | None = 
 
     Raises:
         StoreError: It cannot be written.
-        UserError: The address is none, or obstore is not installed.
+        UserError: The address is invalid, or obstore is not installed.
     """
     remote, name = _Remote(address), artifact.name
     place = f"{remote.address}/{name}"
@@ -103,7 +103,7 @@ def fetch_artifact(
     Raises:
         DamagedArtifact: Files are not those that were published, named or signed; all that differ are named.
         StoreError: It cannot be read or written, or another process fetches it.
-        UserError: It is not there, the address is none, or obstore is not installed.
+        UserError: It is not there, the address is invalid, or obstore is not installed.
     """
     named = _BY_CONTENT.fullmatch(name)
     name, content = (name, None) if named is None else (named["name"], named["digest"])
@@ -117,8 +117,8 @@ def fetch_artifact(
     remote = _Remote(address)
     with _naming(f"{remote.address}/{name}", "read"):
         part.mkdir(parents=True, exist_ok=True)
-        held = lock.exclusive(into / f".{name}.lock")
-        if held is None:
+        acquired = lock.exclusive(into / f".{name}.lock")
+        if acquired is None:
             raise StoreError(f"{target}: is being fetched by {lock.holder(into / f'.{name}.lock')}")
         try:
             record = _fetch_manifest(remote, name, part, content, keys)
@@ -141,7 +141,7 @@ def fetch_artifact(
             with suppress(OSError):
                 # Nothing has come: an artifact that is not there leaves no folder.
                 part.rmdir()
-            held.release(unlink=True)
+            acquired.release(unlink=True)
     return Artifact(target, record)
 
 
@@ -193,7 +193,7 @@ class _Remote:
     """A folder of an object store."""
 
     def __init__(self, address: str) -> None:
-        """Raises UserError: the address is none, or obstore is not installed."""
+        """Open the object store. Raises UserError if the address is invalid, or obstore is not installed."""
         scheme = address.partition("://")[0]
         if "://" not in address or scheme not in SCHEMES:
             raise UserError(
@@ -273,7 +273,7 @@ class _Remote:
 
 
 @contextmanager
-def _naming(place: str, what: str) -> Iterator[None]:
+def _naming(place: str, action: str) -> Iterator[None]:
     """Errors of the transport and of the disk as ours."""
     try:
         yield
@@ -282,5 +282,5 @@ def _naming(place: str, what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError | BrokenOff) or type(error).__module__.startswith("obstore"):
             reason = str(error).strip().partition("\n")[0]
-            raise StoreError(f"{place}: cannot be {what}: {reason}") from error
+            raise StoreError(f"{place}: cannot be {action}: {reason}") from error
         raise

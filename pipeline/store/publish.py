@@ -97,8 +97,8 @@ def no_room(error: BaseException) -> tuple[str, str] | None:
         if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
             return _NO_ROOM[cause.errno]
         if not isinstance(cause, OSError):
-            for words, number in _WORDS.items():
-                if words in str(cause).lower():
+            for text, number in _WORDS.items():
+                if text in str(cause).lower():
                     return _NO_ROOM[number]
         cause = cause.__cause__ or cause.__context__
     return None

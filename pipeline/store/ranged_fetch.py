@@ -142,11 +142,11 @@ class _File:
             # It got its name when it had been verified.
             self._advance(size)
             return None
-        there = self._source.size(self.wanted.path)
-        if there != size:
+        current = self._source.size(self.wanted.path)
+        if current != size:
             self._fault = f"{self.wanted.path}: is missing"
-            if there is not None:
-                self._fault = f"{self.wanted.path}: has {there} bytes, and should have {size}"
+            if current is not None:
+                self._fault = f"{self.wanted.path}: has {current} bytes, and should have {size}"
             return None
         target.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -90,18 +90,18 @@ class VerifyKeys:
             raise DamagedArtifact(
                 f"{place}: is not signed, and {self._source} asks for a signature; `pipeline store sign` makes one"
             )
-        words = signature.decode("ascii", "replace").split()
-        if len(words) != 3 or words[0] != _ALGORITHM:
+        fields = signature.decode("ascii", "replace").split()
+        if len(fields) != 3 or fields[0] != _ALGORITHM:
             raise DamagedArtifact(f"{place}: {FILE} is no signature")
-        key = self._keys.get(words[1])
+        key = self._keys.get(fields[1])
         if key is None:
             known = ", ".join(self._keys)
-            raise DamagedArtifact(f"{place}: is signed by key {words[1]}, and {self._source} has {known}")
+            raise DamagedArtifact(f"{place}: is signed by key {fields[1]}, and {self._source} has {known}")
         try:
-            key.verify(base64.b64decode(words[2], validate=True), signed)
+            key.verify(base64.b64decode(fields[2], validate=True), signed)
         except (InvalidSignature, binascii.Error) as error:
             raise DamagedArtifact(
-                f"{place}: its signature by key {words[1]} does not fit {manifest.FILE}"
+                f"{place}: its signature by key {fields[1]} does not fit {manifest.FILE}"
             ) from error
 
     def check_folder(self, folder: Path) -> None:

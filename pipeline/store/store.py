@@ -85,18 +85,18 @@ class Store:
         return cls.default() if root is None else cls(root.expanduser().absolute())
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def argv(self) -> tuple[str, ...]:
         """Options that name this store on a command line: empty for the store that is taken without options."""
         usual = not os.environ.get(_VARIABLE) and self.root == Path(_USUAL).expanduser()
         return () if usual else ("--store", str(self.root))
 
-    def command(self, *words: str) -> str:
+    def command(self, *arguments: str) -> str:
         """A `pipeline store` command for this store, to be shown to a person.
 
         >>> Store(Path("/disk/my store")).command("gc")
         "pipeline store gc --store '/disk/my store'"
         """
-        return shlex.join(("pipeline", "store", *words, *self.words))
+        return shlex.join(("pipeline", "store", *arguments, *self.argv))
 
     # reading
 
@@ -211,8 +211,8 @@ class Store:
             published = self.find(key)
             if published is not None:
                 return published
-            held = self.take_lock(key.name)
-            if held is not None:
+            acquired = self.take_lock(key.name)
+            if acquired is not None:
                 break
             now = time.monotonic()
             if not reminded or now - reminded >= _REMIND_S:
@@ -224,7 +224,7 @@ class Store:
         try:
             artifact = self._published(key) or self._make(key, make, recipe, progress, needs_bytes)
         finally:
-            held.release()
+            acquired.release()
         if not self.use(artifact):
             raise StoreError(
                 f"{artifact.path}: removed as soon as made: `{self.command('gc')}` ran meanwhile"
@@ -284,13 +284,13 @@ class Store:
         """
         with self._guard:
             if artifact.name not in self._used:
-                held = self._share(artifact.name)
-                if held is None:  # a store that we may only read is collected by nobody
+                acquired = self._share(artifact.name)
+                if acquired is None:  # a store that we may only read is collected by nobody
                     return artifact.path.is_dir()
                 if not artifact.path.is_dir():
-                    held.release()
+                    acquired.release()
                     return False
-                self._used[artifact.name] = held
+                self._used[artifact.name] = acquired
         if os.access(artifact.path, os.W_OK):
             os.utime(artifact.path)  # "used last" is the directory's time
         return True
@@ -298,13 +298,13 @@ class Store:
     def descriptors(self) -> tuple[int, ...]:
         """Return the open locks of all that is in use, for the `pass_fds` of a child that goes on using it."""
         with self._guard:
-            return tuple(held.fileno() for held in self._used.values())
+            return tuple(acquired.fileno() for acquired in self._used.values())
 
     def close(self) -> None:
         """Put everything out of use."""
         with self._guard:
-            for held in self._used.values():
-                held.release()
+            for acquired in self._used.values():
+                acquired.release()
             self._used.clear()
 
     # locks
@@ -315,13 +315,13 @@ class Store:
     def _share(self, name: str) -> lock.Lock | None:
         try:
             self.locks.mkdir(exist_ok=True)
-            while (held := lock.shared(self._lock_path(name))) is None:
+            while (acquired := lock.shared(self._lock_path(name))) is None:
                 time.sleep(_POLL_S)  # published, so its maker or a collector is about to let go
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
             return None
-        return held
+        return acquired
 
     def take_lock(self, name: str) -> lock.Lock | None:
         """Lock the name of an artifact, to make or remove it; None while another process uses or makes it.

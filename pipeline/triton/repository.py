@@ -207,9 +207,9 @@ def check_signature(package: Path) -> None:
         return
     keys.check_folder(package)
     # Python runs what lies in __pycache__ beside a module, too.
-    there = {str(path.relative_to(package)) for path in package.rglob("*") if not path.is_dir()}
+    present = {str(path.relative_to(package)) for path in package.rglob("*") if not path.is_dir()}
     known = {manifest.FILE, manifest.TWIN, signature.FILE, *Manifest.load(package).files}
-    if strange := sorted(there - known):
+    if strange := sorted(present - known):
         raise DamagedArtifact(f"{package}: has files that are not signed: {', '.join(strange)}")
 
 
@@ -240,11 +240,14 @@ def check_package(package: Path, hashes: FileHashes, progress: Progress) -> None
             with open_file(path) as stream:
                 return hashes.sha256(stream, path, task.advance)
 
-        found, expected = content_digest(package / REPOSITORY, sha256=sha256), Deployment.load(package).digest
+        digest, expected = (
+            content_digest(package / REPOSITORY, sha256=sha256),
+            Deployment.load(package).digest,
+        )
     hashes.save()
-    if found != expected:
+    if digest != expected:
         raise DamagedArtifact(
             f"{package}: damaged\n"
-            f"  {REPOSITORY}: its files have together the digest {found}, and {FILE} says {expected}\n"
+            f"  {REPOSITORY}: its files have together the digest {digest}, and {FILE} says {expected}\n"
             "copy the package again; `pipeline store verify` tells whether the store's own is intact"
         )

@@ -121,7 +121,7 @@ class RunningServer:
             datetime.fromisoformat(data["started"])
             if data.get("state", "ready") not in get_args(State):
                 raise ValueError(f"state {data['state']!r}")
-            known = {one.name: data[one.name] for one in fields(cls) if one.name in data}
+            known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
             paths = {name: Path(known[name]) for name in _PATHS if known.get(name) is not None}
             recipe = tuple(map(str, known.get("recipe", ())))
             return cls(**{**known, **paths, "pid": int(data["pid"]), "recipe": recipe})

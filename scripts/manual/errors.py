@@ -59,12 +59,12 @@ def _classes(path: Path, tree: ast.Module) -> Iterator[_Class]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.bases and isinstance(node.bases[0], ast.Name):
             codes = [
-                one.value.value
-                for one in node.body
-                if isinstance(one, ast.AnnAssign)
-                and isinstance(one.target, ast.Name)
-                and one.target.id == "exit_code"
-                and isinstance(one.value, ast.Constant)
+                node.value.value
+                for node in node.body
+                if isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and node.target.id == "exit_code"
+                and isinstance(node.value, ast.Constant)
             ]
             doc = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
             module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
@@ -73,20 +73,22 @@ def _classes(path: Path, tree: ast.Module) -> Iterator[_Class]:
 
 def _family(root: str, classes: dict[str, _Class]) -> list[str]:
     """A class and all below it, each before its own."""
-    below = [name for name, one in classes.items() if one.base == root]
+    below = [name for name, class_name in classes.items() if class_name.base == root]
     return (
-        [root, *(name for one in sorted(below) for name in _family(one, classes))] if root in classes else []
+        [root, *(name for child in sorted(below) for name in _family(child, classes))]
+        if root in classes
+        else []
     )
 
 
-def _entry(one: _Class, classes: dict[str, _Class], messages: set[tuple[str, str]]) -> list[str]:
-    code, walk = one.exit_code, one
+def _entry(error_class: _Class, classes: dict[str, _Class], messages: set[tuple[str, str]]) -> list[str]:
+    code, walk = error_class.exit_code, error_class
     while code is None and walk.base in classes:
         walk = classes[walk.base]
         code = walk.exit_code
-    under = f", a kind of `{one.base}`" if one.base in classes else ""
+    under = f", a kind of `{error_class.base}`" if error_class.base in classes else ""
     exits = f" Exit code {code}." if code is not None else ""
-    lines = [f"### {one.name}", "", f"`{one.module}`{under}.{exits} {one.doc}"]
+    lines = [f"### {error_class.name}", "", f"`{error_class.module}`{under}.{exits} {error_class.doc}"]
     for room in sorted({room for room, _ in messages}):
         lines += ["", f"From `{room}`:", ""]
         lines += [f"- `` {text} ``" for where, text in sorted(messages) if where == room]

@@ -53,7 +53,7 @@ def floors(imports: dict[str, set[str]]) -> list[list[str]]:
         if not ready:
             raise ValueError(f"rooms import each other: {sorted(set(imports) - set(level))}")
         for name in ready:
-            level[name] = 1 + max((level[one] for one in imports[name]), default=-1)
+            level[name] = 1 + max((level[imported] for imported in imports[name]), default=-1)
     return [
         [name for name in sorted(level) if level[name] == floor] for floor in range(max(level.values()) + 1)
     ]

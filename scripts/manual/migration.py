@@ -18,14 +18,16 @@ def table() -> str:
     """Markdown: one table for each kind of setting; those with the same argument and reason share a row."""
     newest = llm_args.versions()[-1]
     lines: list[str] = []
-    for kind, settings in groupby(migration.settings(), key=lambda one: one.kind):
+    for kind, settings in groupby(migration.settings(), key=lambda setting: setting.kind):
         lines += [
             f"### {_TITLES[kind]}",
             "",
             "| setting | argument | key of the recipe | |",
             "| --- | --- | --- | --- |",
         ]
-        for _, alike in groupby(settings, key=lambda one: (one.argument, one.key, one.near, one.because)):
+        for _, alike in groupby(
+            settings, key=lambda setting: (setting.argument, setting.key, setting.near, setting.because)
+        ):
             lines.append(_row(list(alike), newest))
         lines.append("")
     return "\n".join(lines)
@@ -35,12 +37,14 @@ def _row(alike: list[EngineSetting], newest: str) -> str:
     first = alike[0]
     remark = [first.reason] if first.reason else []
     if first.argument and not llm_args.has_argument(llm_args.versions()[0], first.argument):
-        since = next(one for one in llm_args.versions() if llm_args.has_argument(one, first.argument))
+        since = next(
+            version for version in llm_args.versions() if llm_args.has_argument(version, first.argument)
+        )
         remark.append(f"from {since}")
     if first.argument and not llm_args.has_argument(newest, first.argument):
         remark.append(f"not in {newest}")
     cells = (
-        ", ".join(f"`{one.name}`" for one in alike),
+        ", ".join(f"`{setting.name}`" for setting in alike),
         f"`{first.argument}`" if first.argument else "–",
         f"`{first.key}`" if first.key else "",
         "; ".join(remark),

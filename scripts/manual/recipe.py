@@ -74,7 +74,7 @@ def _table(schema: Schema, path: str, definitions: Schema) -> list[str]:
         default = "**required**" if key in required and "const" not in value else _default(given, value)
         if path and _kind({"properties": {key: value}}):
             default = f"`{value['const']}`"
-        examples = ", ".join(f"`{one}`" for one in value.get("examples", ()))
+        examples = ", ".join(f"`{value}`" for value in value.get("examples", ()))
         text = value.get("description", "") + (f" Examples: {examples}." if examples else "")
         lines.append(f"| `{key}` | {_type(value, definitions)} | {default} | {_cell(text)} |")
     return lines
@@ -97,7 +97,7 @@ def _type(value: Schema, definitions: Schema) -> str:
             kinds = [_type(part, definitions) for part in value[key] if part.get("type") != "null"]
             return " or ".join(dict.fromkeys(kinds))
     if "enum" in value:
-        return " \\| ".join(f"`{one}`" for one in value["enum"])
+        return " \\| ".join(f"`{value}`" for value in value["enum"])
     if "const" in value:
         return f"`{value['const']}`"
     if value.get("type") == "array":

@@ -21,7 +21,7 @@ def page() -> str:
         "`--allow RULE` lets it pass; where a rule says *never allowed*, it cannot be. Warnings and allowed errors are",
         "kept in the manifests of what is built. How to use them: [check a recipe](../how-to/check-a-recipe.md).",
     ]
-    for group, members in itertools.groupby(known, key=lambda one: one.group):
+    for group, members in itertools.groupby(known, key=lambda rule: rule.group):
         lines += ["", f"## {group.capitalize()}"]
         for rule in members:
             lines += ["", *_rule(rule)]

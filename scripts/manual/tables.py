@@ -88,8 +88,8 @@ def _beside_upstream(recipe: Recipe) -> list[str]:
         head,
         "",
         *(
-            f"- `{one.key}`: `{one.upstream or '–'}` there, `{one.here or '–'}` here: {one.why}."
-            for one in found.differences
+            f"- `{row.key}`: `{row.upstream or '–'}` there, `{row.here or '–'}` here: {row.why}."
+            for row in found.differences
         ),
     ]
 
@@ -109,17 +109,23 @@ def releases_and_gpus() -> str:
         "| release | runtimes | TensorRT | torch | ModelOpt | transformers | newest container | oldest driver |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for one in releases():
-        carrying = max(one.containers, key=lambda image: image.release or "", default=None)
+    for release in releases():
+        carrying = max(release.containers, key=lambda image: image.release or "", default=None)
         image, driver = (f"`{carrying.image}`", carrying.driver) if carrying else ("–", "–")
-        pins = [pin or "–" for pin in (one.tensorrt, one.torch, one.modelopt, one.transformers)]
-        version = f"{one.version} (candidate)" if one.candidate else one.version
-        out.append(f"| {version} | {', '.join(one.tracks)} | {' | '.join(pins)} | {image} | {driver} |")
+        pins = [
+            pin or "–" for pin in (release.tensorrt, release.torch, release.modelopt, release.transformers)
+        ]
+        version = f"{release.version} (candidate)" if release.candidate else release.version
+        out.append(f"| {version} | {', '.join(release.tracks)} | {' | '.join(pins)} | {image} | {driver} |")
     out += [
         "",
         "The arguments of the LLM API of a release were read from its own `llm_args.py`, but for these:",
         "",
-        *(f"- {one.version}: {text}" for one in releases() if (text := rests_on(one.version)) is not None),
+        *(
+            f"- {release.version}: {text}"
+            for release in releases()
+            if (text := rests_on(release.version)) is not None
+        ),
         "",
         "## GPUs",
         "",

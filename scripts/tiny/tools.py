@@ -141,7 +141,9 @@ class _Draw:
                 self._called(calls, in_turn=kind == "in turn")
                 if self.rng.random() < 0.1:
                     self._goes_without()
-        rows = [(one["role"], one["content"]) for one in with_tool_section(self.messages, self.tools)]
+        rows = [
+            (message["role"], message["content"]) for message in with_tool_section(self.messages, self.tools)
+        ]
         return ToolDialogue((*rows, *([("assistant", held)] if held else [])), self.unlearned)
 
     @property
@@ -157,7 +159,7 @@ class _Draw:
     def _goes_without(self) -> None:
         """A question that asks for no tool, and its answer."""
         intents = {tool.intent for tool in self.of.tools.values()}
-        dialogue = next(one for one in self.plain if not intents & set(one.intents))
+        dialogue = next(dialogue for dialogue in self.plain if not intents & set(dialogue.intents))
         for question, answer in dialogue.turns[:1]:
             self._say(question, answer)
 
@@ -171,7 +173,7 @@ class _Draw:
         return fill(" ".join(part for part in parts if part), values), values
 
     def _opening(self) -> str:
-        return pick(self.rng, [one for one in self.grammar.openings["en"] if "{" not in one])
+        return pick(self.rng, [opening for opening in self.grammar.openings["en"] if "{" not in opening])
 
     def _values(self, name: str) -> dict[str, str]:
         tool = self.of.tools[name]
@@ -217,8 +219,8 @@ class _Draw:
         """Answer about the results of all calls."""
         tools = [self.of.tools[name] for name, _ in calls]
         if len(set(map(id, tools))) < len(tools) and (both := tools[0].answer_to_two):
-            (_, one), (_, other) = calls
-            return fill(both, one | {f"other_{key}": value for key, value in other.items()})
+            (_, first), (_, second) = calls
+            return fill(both, first | {f"other_{key}": value for key, value in second.items()})
         return " ".join(fill(tool.answer, values) for tool, (_, values) in zip(tools, calls, strict=True))
 
     def _arguments(self, name: str, values: Mapping[str, str]) -> dict[str, str]:
@@ -255,4 +257,4 @@ def held_out(grammar: Grammar, *, seed: int, count: int) -> list[ToolDialogue]:
     """Conversations by which the checkpoints are measured: those in which nothing is held to a form."""
     prompts = ToolGrammar.load().prompts(grammar, "heldout", seed=seed)
     drawn = itertools.chain.from_iterable(itertools.islice(prompt, 8) for prompt in prompts)
-    return list(itertools.islice((one for one in drawn if not one.unlearned), count))
+    return list(itertools.islice((dialogue for dialogue in drawn if not dialogue.unlearned), count))

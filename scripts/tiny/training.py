@@ -168,11 +168,11 @@ def _tool_batch(tokenizer: PreTrainedTokenizerFast, dialogues: Iterator[ToolDial
     weighted = [
         weigh(
             tokenizer,
-            one.messages(),
+            dialogue.messages(),
             prompt_weight=0.0,
-            unlearned=one.unlearned,
+            unlearned=dialogue.unlearned,
         )
-        for one in itertools.islice(dialogues, TOOL_BATCH_SIZE)
+        for dialogue in itertools.islice(dialogues, TOOL_BATCH_SIZE)
     ]
     first, *others = (tokens for tokens, _ in weighted)
     same = next(at for at, tokens in enumerate(zip(first, *others, strict=False)) if len(set(tokens)) > 1)

@@ -79,9 +79,9 @@ def test_a_gpu_that_holds_what_is_planned_passes_and_one_that_holds_more_fails(p
 
 def test_memory_of_a_cpu_is_told_beside_the_plan(planned: MemoryPlan) -> None:
     """No published measurement is of one, so that there is no bracket."""
-    one, blocks = memory_checks(planned, {"tensorrt_llm": 190.0}, {"tensorrt_llm": 5.0}, on_gpu=False)
-    assert (one.outcome, blocks.outcome) == ("measured", "measured")
-    assert one.forecast is not None
+    memory, blocks = memory_checks(planned, {"tensorrt_llm": 190.0}, {"tensorrt_llm": 5.0}, on_gpu=False)
+    assert (memory.outcome, blocks.outcome) == ("measured", "measured")
+    assert memory.forecast is not None
     without = list(memory_checks(None, {"GPU 0": 1.0}, {}, on_gpu=True))
     assert [check.outcome for check in without] == ["measured", "skipped"]
 

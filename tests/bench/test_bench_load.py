@@ -103,14 +103,14 @@ def test_all_who_came_while_a_server_stalled_have_waited() -> None:
         releasing.start()
         records = measure(server, Load("trace", 1.0), every(0.02, 30), Period(None, None))
         releasing.join()
-    found = sorted(records.counted, key=lambda one: one.due_s)
-    assert [one.outcome for one in found] == ["complete"] * 30
-    assert [one.due_s for one in found] == [number * 0.02 for number in range(30)]
+    found = sorted(records.counted, key=lambda request: request.due_s)
+    assert [request.outcome for request in found] == ["complete"] * 30
+    assert [request.due_s for request in found] == [number * 0.02 for number in range(30)]
     # None was answered before the last had been sent.
-    ended_s = max(one.sent_s for one in found)
+    ended_s = max(request.sent_s for request in found)
     assert ended_s >= 29 * 0.02
-    for one in found:
-        assert (one.ttft_ms or 0.0) >= (ended_s - one.due_s) * 1e3
+    for request in found:
+        assert (request.ttft_ms or 0.0) >= (ended_s - request.due_s) * 1e3
     p50 = figures(records).latencies["ttft"].p50
     assert p50 >= (ended_s - found[15].due_s) * 1e3
 
@@ -134,10 +134,10 @@ def test_what_the_generator_is_late_by_counts_as_waiting() -> None:
             )
 
     records = measure(Stalling(), Load("trace", 1.0), every(0.05, 8), Period(None, None))
-    found = sorted(records.counted, key=lambda one: one.due_s)
+    found = sorted(records.counted, key=lambda request: request.due_s)
     # All eight were due within the half second, and none of them had its token before it was over.
-    for one in found:
-        assert (one.ttft_ms or 0.0) >= (0.5 - one.due_s) * 1e3 - 1
+    for request in found:
+        assert (request.ttft_ms or 0.0) >= (0.5 - request.due_s) * 1e3 - 1
     assert max(records.late_ms) > 100
     level = figures(records)
     assert "late" in level.generator.limits
@@ -145,8 +145,8 @@ def test_what_the_generator_is_late_by_counts_as_waiting() -> None:
 
 
 def test_arrivals_are_poisson_and_those_of_their_seed() -> None:
-    times = [next(one) for one in [poisson(50, 7)] for _ in range(5000)]
-    assert times == [next(one) for one in [poisson(50, 7)] for _ in range(5000)]
+    times = [next(arrivals) for arrivals in [poisson(50, 7)] for _ in range(5000)]
+    assert times == [next(arrivals) for arrivals in [poisson(50, 7)] for _ in range(5000)]
     gaps = np.diff(times)
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
     assert gaps.std() == pytest.approx(1 / 50, rel=0.05)
@@ -164,21 +164,21 @@ def test_as_many_requests_are_sent_as_were_asked_for(load: Load) -> None:
     level = figures(records, Slo(ttft_p95_ms=1e6, itl_p95_ms=1e6))
     assert level.requests == {"complete": 20, "left": 0, "refused": 0, "failed": 0, "abandoned": 0}
     # From the first to the last end: all tokens, in all the time.
-    assert level.seconds == pytest.approx(max(one.ended_s for one in records.counted), abs=1e-3)
+    assert level.seconds == pytest.approx(max(request.ended_s for request in records.counted), abs=1e-3)
     assert level.output_tokens_per_s * level.seconds == pytest.approx(20 * 3, rel=0.01)
     assert level.requests_per_s * level.seconds == pytest.approx(20, rel=0.01)
     assert (level.input_tokens_mean, level.output_tokens_mean) == (7, 3)
     assert level.goodput_per_s == level.requests_per_s
     assert level.within_slo
     width = level.seconds / len(level.timeline)
-    assert sum(one.output_tokens_per_s for one in level.timeline) * width == pytest.approx(60, rel=0.1)
+    assert sum(window.output_tokens_per_s for window in level.timeline) * width == pytest.approx(60, rel=0.1)
 
 
 def test_the_warm_up_is_in_no_latency() -> None:
     with FakeServer() as server:
         records = measure(server, Load("trace", 1.0), every(0.02, 20), Period(None, None, warm_up_s=0.2))
     assert len(records.warm_up) == len(records.counted) == 10
-    assert all(one.due_s >= 0.2 for one in records.counted)
+    assert all(request.due_s >= 0.2 for request in records.counted)
     assert figures(records).latencies["ttft"].count == 10
 
 
@@ -186,14 +186,14 @@ def test_a_warm_up_of_requests_comes_besides_those_that_count() -> None:
     with FakeServer() as server:
         records = measure(server, Load("concurrency", 3), repeat(ONE), Period(None, 6, warm_up_requests=3))
     assert (len(records.warm_up), len(records.counted)) == (3, 6)
-    assert 0 < records.began_s <= min(one.due_s for one in records.counted)
+    assert 0 < records.began_s <= min(request.due_s for request in records.counted)
 
 
 def test_what_has_no_end_within_the_grace_has_failed() -> None:
     with FakeServer(Script(ending=Ending.HANG)) as server:
         records = measure(server, Load("concurrency", 4), repeat(ONE), Period(0.2, None, grace_s=0.1))
-        for one in server.requests:
-            assert one.cancelled.wait(FOREVER)
+        for request in server.requests:
+            assert request.cancelled.wait(FOREVER)
     level = figures(records, Slo(ttft_p95_ms=1e6))
     assert level.requests["abandoned"] == 4
     assert level.failed_share == 1.0
@@ -222,11 +222,11 @@ def test_clients_leave_within_an_answer() -> None:
     leaving = ScriptedConversation((Turn("Hi", 10),), chat=False, leaves_at=0.3)
     with FakeServer(Script("abcdefghij", delay_s=0.01)) as server:
         records = measure(server, Load("concurrency", 2), repeat(leaving), Period(None, 4))
-        for one in server.requests:
-            assert one.cancelled.wait(FOREVER)
+        for request in server.requests:
+            assert request.cancelled.wait(FOREVER)
     level = figures(records)
     assert level.requests["left"] == 4
-    assert {len(one.itl_ms) + 1 for one in records.counted} == {3}
+    assert {len(request.itl_ms) + 1 for request in records.counted} == {3}
     assert level.latencies["ttft"].count == 4
     assert "total" not in level.latencies
     assert level.failed_share == 0
@@ -236,12 +236,12 @@ def test_a_conversation_repeats_what_was_said() -> None:
     turns = ScriptedConversation((Turn("One?", 4, exact=True), Turn("Two?", 4), Turn("Three?", 4)))
     with FakeServer(Script(("Yes", "!"))) as server:
         records = measure(server, Load("concurrency", 1), iter((turns,)), Period(None, None), think_s=0.01)
-        prompts = [one.prompt for one in server.requests]
+        prompts = [request.prompt for request in server.requests]
         assert server.requests[0].tensors["min_tokens"] == [4]
         assert "min_tokens" not in server.requests[1].tensors
-    assert [one.turn for one in records.counted] == [0, 1, 2]
+    assert [request.turn for request in records.counted] == [0, 1, 2]
     assert [prompt.count("Yes!") for prompt in prompts] == [0, 1, 2]
-    assert all(prompts[2].index(one) < prompts[2].index("Three?") for one in ("One?", "Yes!", "Two?"))
+    assert all(prompts[2].index(text) < prompts[2].index("Three?") for text in ("One?", "Yes!", "Two?"))
 
 
 def test_an_early_end_keeps_what_was_measured() -> None:

@@ -142,8 +142,8 @@ def test_a_sentence_says_what_came_of_it(made: object, tone: str, words: str) ->
 def test_warnings_that_differ_in_numbers_alone_are_one() -> None:
     run = result(levels((1, 4)))
     late = [
-        one.model_copy(update={"warnings": (f"it was {ms} ms late at the 99th percentile",)})
-        for one, ms in zip(run.levels, (12.5, 9), strict=True)
+        level.model_copy(update={"warnings": (f"it was {ms} ms late at the 99th percentile",)})
+        for level, ms in zip(run.levels, (12.5, 9), strict=True)
     ]
     run = run.model_copy(update={"levels": tuple(late), "warnings": ("the prompts are few",)})
     assert list(warnings(run)) == [

@@ -57,7 +57,7 @@ def test_a_sweep_ends_where_it_was_told_to(result: BenchResult) -> None:
     assert [str(level.load) for level in result.levels] == ["2 at a time", "4 at a time", "8 at a time"]
     assert result.broke_at is None
     assert verdict(result)[0] == "good"
-    assert any("too few requests" in one for one in warnings(result))
+    assert any("too few requests" in warning for warning in warnings(result))
 
 
 def test_what_is_no_result_is_refused_with_all_that_is_wrong(result: BenchResult, tmp_path: Path) -> None:

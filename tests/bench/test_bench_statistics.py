@@ -22,7 +22,7 @@ LATENCIES = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=300)
 @settings(max_examples=20)
 @given(values=LATENCIES)
 def test_figures_are_those_of_numpy_and_intervals_hold_them(values: list[float]) -> None:
-    found = Distribution.of([[one] for one in values])
+    found = Distribution.of([[value] for value in values])
     assert found is not None
     assert found.count == len(values)
     for percent in PERCENTILES:
@@ -47,9 +47,9 @@ def test_intervals_cover_what_is_true_as_often_as_they_say() -> None:
     hits = dict.fromkeys(PERCENTILES, 0)
     for _ in range(60):
         found = percentile_intervals(chance.lognormal(0, 0.8, 800))
-        for percent, one in found.items():
-            assert one is not None
-            hits[percent] += one[0] <= truth[percent] <= one[1]
+        for percent, interval in found.items():
+            assert interval is not None
+            hits[percent] += interval[0] <= truth[percent] <= interval[1]
     # Of 60 intervals at 95 %, fewer than 52 cover with a probability of 1 in 200.
     assert all(count >= 52 for count in hits.values()), hits
 

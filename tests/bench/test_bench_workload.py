@@ -42,7 +42,10 @@ def of_bytes() -> Tokenizer:
 
 
 SUPPORT = Words(read_tokenizer(TARGET / "tokenizer.json"))
-KINDS = {"support": SUPPORT, **{one.__name__: Words(one()) for one in (of_bytes, byte_level, byte_fallback)}}
+KINDS = {
+    "support": SUPPORT,
+    **{tokenizer.__name__: Words(tokenizer()) for tokenizer in (of_bytes, byte_level, byte_fallback)},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,37 +79,37 @@ def test_conversations_are_those_of_their_seed_share_prefixes_and_fit(shape: Sha
     found = list(islice(conversations(shape, seed), 12))
     assert found == list(islice(conversations(shape, seed), 12))
     assert found != list(islice(conversations(shape, seed + 1), 12))
-    prefixes = {"".join(message["content"] for message in one.before) for one in found}
+    prefixes = {"".join(message["content"] for message in conversation.before) for conversation in found}
     assert len(prefixes) <= shape.prefixes
-    assert {SUPPORT.count(one) for one in prefixes} == {shape.prefix_tokens}
-    for one in found:
-        assert 1 <= len(one.turns) <= shape.turns
-        asked = sum(SUPPORT.count(turn.text) for turn in one.turns)
-        said = sum(turn.max_tokens or 0 for turn in one.turns[:-1])
+    assert {SUPPORT.count(prefix) for prefix in prefixes} == {shape.prefix_tokens}
+    for conversation in found:
+        assert 1 <= len(conversation.turns) <= shape.turns
+        asked = sum(SUPPORT.count(turn.text) for turn in conversation.turns)
+        said = sum(turn.max_tokens or 0 for turn in conversation.turns[:-1])
         assert shape.prefix_tokens + asked + said <= 400
-        assert all(turn.exact and 5 <= (turn.max_tokens or 0) <= 40 for turn in one.turns)
-        assert (one.leaves_at is not None) >= (shape.cancelled == 1.0)
-        assert one.leaves_at is None or shape.cancelled > 0
-    texts = [one.turns[0].text for one in found]
+        assert all(turn.exact and 5 <= (turn.max_tokens or 0) <= 40 for turn in conversation.turns)
+        assert (conversation.leaves_at is not None) >= (shape.cancelled == 1.0)
+        assert conversation.leaves_at is None or shape.cancelled > 0
+    texts = [conversation.turns[0].text for conversation in found]
     assert len(set(texts)) == len(texts)
 
 
 def test_the_template_is_counted() -> None:
     template = ChatTemplate.from_directory(TARGET)
     around = TemplateTokens.of(template, SUPPORT, system=True)
-    one = next(
+    conversation = next(
         synthetic(
             SUPPORT, Lengths(60), Lengths(8), Shape(prefix_tokens=20, turns=2), seed=0, around=around,
             most_prompt=512, most_answer=64,
         )
     )  # fmt: skip
-    first = [*one.before, {"role": "user", "content": one.turns[0].text}]
+    first = [*conversation.before, {"role": "user", "content": conversation.turns[0].text}]
     assert SUPPORT.count(template.render(first)) == 20 + 60 + around.first
     answer = SUPPORT.text(8, random.Random(0))
     second = [
         *first,
         {"role": "assistant", "content": answer},
-        {"role": "user", "content": one.turns[1].text},
+        {"role": "user", "content": conversation.turns[1].text},
     ]
     assert SUPPORT.count(template.render(second)) == 20 + 60 + around.first + 8 + 60 + around.turn
 
@@ -125,7 +128,7 @@ def test_what_is_no_length_is_refused(text: str) -> None:
 
 
 def write(path: Path, *lines: object) -> Path:
-    path.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines))
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     return path
 
 
@@ -147,10 +150,10 @@ def test_each_form_of_a_line_is_read(tmp_path: Path) -> None:
     )
     raw, chat, dialogue, turns, again = islice(read(path), 5)
     assert (raw.chat, raw.turns[0].text, raw.turns[0].max_tokens) == (False, "Once", 64)
-    assert ([*chat.before], [one.text for one in chat.turns]) == (said, ["C?"])
-    assert (dialogue.before, [one.text for one in dialogue.turns]) == ((), ["A?", "C?"])
+    assert ([*chat.before], [turn.text for turn in chat.turns]) == (said, ["C?"])
+    assert (dialogue.before, [turn.text for turn in dialogue.turns]) == ((), ["A?", "C?"])
     assert turns.before == ({"role": "system", "content": "Short."},)
-    assert [one.text for one in turns.turns] == ["One?", "Two?"]
+    assert [turn.text for turn in turns.turns] == ["One?", "Two?"]
     assert again == raw
     answered = next(read(path, answers=Lengths(9)))
     assert (answered.turns[0].max_tokens, answered.turns[0].exact) == (64, False)
@@ -164,7 +167,7 @@ def test_a_trace_is_asked_in_its_order_once_and_shares_its_blocks(tmp_path: Path
     )
     first, second = read(path, once=True)
     assert (first.start_s, second.start_s) == (0.5, 2.0)
-    assert [SUPPORT.count(one.turns[0].text) for one in (first, second)] == [1100, 1000]
+    assert [SUPPORT.count(conversation.turns[0].text) for conversation in (first, second)] == [1100, 1000]
     assert (first.turns[0].max_tokens, second.turns[0].max_tokens) == (64, 7)
     shared = SUPPORT.text(512, random.Random("0/1"))
     assert first.turns[0].text.startswith(shared)
@@ -189,13 +192,16 @@ def test_published_traces_are_read_as_they_are(tmp_path: Path) -> None:
     ends = {"once": True, "most_prompt": 900, "most_answer": 100, "seed": 0}
     (first, second) = PromptFile.read(bailian).conversations(SUPPORT, None, **ends)
     assert (first.start_s, second.start_s) == (60.25, 61.5)
-    texts = [one.turns[0].text.split() for one in (first, second)]
+    texts = [conversation.turns[0].text.split() for conversation in (first, second)]
     shared = [a == b for a, b in zip(*texts, strict=True)]
     assert all(shared[:32])
     assert not all(shared[32:])
     table = PromptFile.read(burst)
     assert table.span_s == 110.5
-    found = [(one.start_s, one.turns[0]) for one in table.conversations(SUPPORT, None, **ends)]
+    found = [
+        (conversation.start_s, conversation.turns[0])
+        for conversation in table.conversations(SUPPORT, None, **ends)
+    ]
     assert [(at_s, SUPPORT.count(turn.text), turn.max_tokens) for at_s, turn in found] == [
         (5.0, 472, 18), (110.5, 17, 100),
     ]  # fmt: skip
@@ -231,6 +237,6 @@ def test_all_faults_of_a_file_are_told(tmp_path: Path) -> None:
 def test_a_calibration_set_gives_its_held_out_questions() -> None:
     file = PromptFile.of_dataset(NamedDataset("support"))
     assert len(file.lines) == 320
-    one = next(file.conversations(None, None, once=False, most_prompt=512, most_answer=64, seed=0))
-    assert one.turns[0].text == "Hallo! Mein Paket TP-194080 ist noch nicht da."
-    assert one.turns[0].max_tokens is None
+    conversation = next(file.conversations(None, None, once=False, most_prompt=512, most_answer=64, seed=0))
+    assert conversation.turns[0].text == "Hallo! Mein Paket TP-194080 ist noch nicht da."
+    assert conversation.turns[0].max_tokens is None

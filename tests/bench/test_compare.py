@@ -120,10 +120,10 @@ def test_both_get_the_same_load_in_turns(pair: Pair) -> None:
     assert len(set(of["a"])) == 8, "rounds do not repeat each other: a prefix cache would answer"
     (load,) = result.loads
     assert (load.requests, load.failed, result.rounds) == ((8, 8), (0, 0), 4)
-    assert {one.metric for one in load.metrics} >= {"ttft_p50", "ttft_p95", "output_tokens_per_s"}
-    for one in load.metrics:
-        assert len(one.rounds) == 4
-        assert one.p is not None
+    assert {metric.metric for metric in load.metrics} >= {"ttft_p50", "ttft_p95", "output_tokens_per_s"}
+    for metric in load.metrics:
+        assert len(metric.rounds) == 4
+        assert metric.p is not None
     assert result.answers is None
 
 
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_with_what_whole_rounds_have_shown(pair: Pair) -> None:
     pair.ctrl_c_at = 13  # of two requests a load: A B B A A B, and one of the seventh load
     result = pair.result(*words, code=130)
     assert (result.interrupted, result.rounds, result.budgets) == (True, 3, ())
-    assert {len(one.rounds) for one in result.loads[0].metrics} == {3}
+    assert {len(metric.rounds) for metric in result.loads[0].metrics} == {3}
     pair.asked.clear()
     pair.ctrl_c_at = 5
     with pytest.raises((KeyboardInterrupt, click.Abort)):
@@ -161,7 +161,7 @@ def test_any_two_servers_of_openais_api_are_compared(tmp_path: Path) -> None:
         result = CompareResult.model_validate_json(done.stdout)
         with pytest.raises(ServerError, match="lists llama, qwen as its models: name one behind the address"):
             CliRunner().invoke(cli, ["compare", a, b, *load], catch_exceptions=False, standalone_mode=False)
-    assert [one.target["model"] for one in (result.a, result.b)] == ["llama", "qwen"]
+    assert [compared.target["model"] for compared in (result.a, result.b)] == ["llama", "qwen"]
     assert (result.rounds, result.loads[0].requests, result.answers) == (3, (6, 6), None)
     with pytest.raises(InvalidInput) as caught:
         CliRunner().invoke(
@@ -178,7 +178,7 @@ def openai_server(*models: str) -> Iterator[str]:
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps({"data": [{"id": one} for one in models or ("llama",)]}).encode())
+            self.wfile.write(json.dumps({"data": [{"id": model} for model in models or ("llama",)]}).encode())
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
@@ -221,12 +221,12 @@ def test_answers_are_compared_and_held_to_budgets(pair: Pair, tmp_path: Path) ->
     answers = result.answers
     assert answers is not None
     assert (answers.equal, answers.similar, answers.right) == (1, 2, (3, 2))
-    assert [one.equal for one in answers.questions] == [True, False, False]
+    assert [question.equal for question in answers.questions] == [True, False, False]
     assert answers.questions[0].first_difference is None
     assert answers.questions[2].first_difference == 0
     assert answers.questions[2].fault_b == "does not contain 'way': 'Nobody knows.'"
     assert "pytorch" in answers.no_perplexity, "that runtime tells no log probabilities"
-    assert [(one.budget, one.state) for one in result.budgets] == [
+    assert [(budget.budget, budget.state) for budget in result.budgets] == [
         ("min_passed", "kept"),
         ("min_similar", "kept"),
     ]
@@ -248,7 +248,7 @@ def test_questions_and_budgets_of_the_package_are_used(pair: Pair, tmp_path: Pat
     write_document(golden.document, tmp_path / "b")
     result = pair.result(*criteria("rounds=0"))
     assert result.state == "kept"
-    assert [one.budget for one in result.budgets] == ["min_passed", "min_equal"]
+    assert [budget.budget for budget in result.budgets] == ["min_passed", "min_equal"]
     assert {prompt for _, prompt in pair.asked} == {QUESTIONS[0]}, "a text goes without the chat template"
 
 
@@ -289,9 +289,9 @@ def test_a_judge_is_asked_in_both_orders(
     wise = criteria("judge_model=wise", "judge_key_env=MY_KEY", "max_lost=0.2")
     result = pair.result(*asks, *wise, code=3)
     assert result.answers is not None
-    assert [one.preferred for one in result.answers.questions] == ["tie", "tie", "a"]
+    assert [question.preferred for question in result.answers.questions] == ["tie", "tie", "a"]
     assert JudgeHandler.asked == [("Bearer secret", "wise")] * 4, "equal answers need no judge"
-    assert [one.budget for one in result.budgets if one.state == "over"] == ["max_lost"]
+    assert [budget.budget for budget in result.budgets if budget.state == "over"] == ["max_lost"]
     assert "secret" not in result.model_dump_json()
     chatty = pair.result(*asks, *criteria("judge_model=chatty")).answers
     assert chatty is not None
@@ -354,8 +354,12 @@ def test_two_packages_are_served_and_compared(tmp_path: Path) -> None:
     result = compared(*criteria("rounds=3"), *load, *criteria("max_perplexity_increase=0.01"))
     assert not result.by_turns
     assert (result.loads[0].requests, result.loads[0].failed) == ((12, 12), (0, 0))
-    assert all(len(one.rounds) == 3 for one in result.loads[0].metrics)
-    assert [one.budget for one in result.budgets] == ["min_passed", "min_equal", "max_perplexity_increase"]
+    assert all(len(metric.rounds) == 3 for metric in result.loads[0].metrics)
+    assert [budget.budget for budget in result.budgets] == [
+        "min_passed",
+        "min_equal",
+        "max_perplexity_increase",
+    ]
     assert result.state == "kept"
     assert result.answers is not None
     found = result.answers.perplexity
@@ -367,7 +371,7 @@ def test_two_packages_are_served_and_compared(tmp_path: Path) -> None:
     assert again.by_turns
     assert again.answers is not None
     assert again.answers.questions == result.answers.questions
-    ours = [one for one in processes() if str(tmp_path) in one or "pipeline-compare-" in one]
+    ours = [process for process in processes() if str(tmp_path) in process or "pipeline-compare-" in process]
     assert ours == [], "nothing is left"
 
 

@@ -77,7 +77,7 @@ def test_twins_are_seldom_called_worse() -> None:
     for _ in range(100):
         (load,) = compare_rounds(rounds(chance, 6), rounds(chance, 6), 0.05)
         assert len(load.metrics) == len(METRICS) - 1, "these answers have no length"
-        called += any(one.verdict == "worse" for one in load.metrics)
+        called += any(metric.verdict == "worse" for metric in load.metrics)
     assert called <= 5, "of a hundred families of eight figures"
 
 
@@ -86,7 +86,7 @@ def test_a_regression_of_a_tenth_is_found() -> None:
     chance, found = np.random.default_rng(8), 0
     for _ in range(30):
         (load,) = compare_rounds(rounds(chance, 10), rounds(chance, 10, slower=1.1), 0.05)
-        verdicts = [one.verdict for one in load.metrics]
+        verdicts = [metric.verdict for metric in load.metrics]
         assert "better" not in verdicts
         found += "worse" in verdicts
     assert found >= 27, "of thirty, though one round in ten of either has a third more of everything"
@@ -95,25 +95,25 @@ def test_a_regression_of_a_tenth_is_found() -> None:
 def test_a_difference_is_told_by_its_size_and_interval() -> None:
     chance = np.random.default_rng(8)
     (load,) = compare_rounds(rounds(chance, 40), rounds(chance, 40, slower=1.1), 0.05)
-    for one in load.metrics:
-        assert one.verdict == "worse"
-        assert one.regression == pytest.approx(0.1, abs=0.04)
-        assert one.interval is not None
-        assert one.interval[0] < one.ratio < one.interval[1]
-        assert one.told(0.05) == f"worse by {one.regression:.1%}"
+    for metric in load.metrics:
+        assert metric.verdict == "worse"
+        assert metric.regression == pytest.approx(0.1, abs=0.04)
+        assert metric.interval is not None
+        assert metric.interval[0] < metric.ratio < metric.interval[1]
+        assert metric.sentence(0.05) == f"worse by {metric.regression:.1%}"
     better = compare_rounds(rounds(chance, 40, slower=1.1), rounds(chance, 40), 0.05)[0].metrics
-    assert {one.verdict for one in better} == {"better"}
+    assert {metric.verdict for metric in better} == {"better"}
 
 
 def test_what_rounds_cannot_show_is_said_with_how_many_could() -> None:
     chance = np.random.default_rng(9)
     (load,) = compare_rounds(rounds(chance, 4), rounds(chance, 4), 0.05)
-    for one in load.metrics:
-        assert one.rounds_needed is not None
-        assert one.rounds_needed > 4
-        assert f"{one.rounds_needed} rounds would show 5%" in one.told(0.05)
+    for metric in load.metrics:
+        assert metric.rounds_needed is not None
+        assert metric.rounds_needed > 4
+        assert f"{metric.rounds_needed} rounds would show 5%" in metric.sentence(0.05)
     (calm,) = compare_rounds([[round_of(np.ones(7))]] * 4, [[round_of(np.ones(7))]] * 4, 0.05)
-    assert {one.told(0.05) for one in calm.metrics} == {"no difference; 5% would have been seen"}
+    assert {metric.sentence(0.05) for metric in calm.metrics} == {"no difference; 5% would have been seen"}
 
 
 @settings(max_examples=15)
@@ -148,7 +148,7 @@ def judged(
     a: Sequence[Sequence[LevelResult]], b: Sequence[Sequence[LevelResult]], **criteria: Any
 ) -> dict[str, str]:
     loads = compare_rounds(a, b, 0.05)
-    return {one.budget: one.state for one in load_budgets(loads, CompareCriteria(**criteria))}
+    return {budget.budget: budget.state for budget in load_budgets(loads, CompareCriteria(**criteria))}
 
 
 @pytest.mark.usefixtures("verdicts_only")
@@ -180,9 +180,9 @@ def test_a_budget_that_is_just_used_up_is_seldom_called_over_or_kept() -> None:
 @pytest.mark.usefixtures("verdicts_only")
 def test_a_server_that_does_nothing_any_more_is_over_budget() -> None:
     a = rounds(np.random.default_rng(5), 6)
-    dead = [[one.model_copy(update={"goodput_per_s": 0.0})] for (one,) in a]
+    dead = [[level.model_copy(update={"goodput_per_s": 0.0})] for (level,) in a]
     assert judged(a, dead, max_regression=0.5) == {"max_regression": "over"}
-    lacking = [[one.model_copy(update={"goodput_per_s": None})] for (one,) in a]
+    lacking = [[level.model_copy(update={"goodput_per_s": None})] for (level,) in a]
     assert judged(a, lacking, max_regression=0.5) == {"max_regression": "not shown"}
 
 
@@ -190,11 +190,11 @@ def test_a_server_that_does_nothing_any_more_is_over_budget() -> None:
 def test_failures_and_lengths_are_judged_with_speed() -> None:
     """An answer that fails or ends early is fast; what is not asked for is named only where it is over."""
     a = [
-        [one.model_copy(update={"output_tokens_mean": 64.0})]
-        for (one,) in rounds(np.random.default_rng(6), 8)
+        [level.model_copy(update={"output_tokens_mean": 64.0})]
+        for (level,) in rounds(np.random.default_rng(6), 8)
     ]
     failing = {"complete": 80, "left": 0, "refused": 20, "failed": 0, "abandoned": 0}
-    b = [[one.model_copy(update={"requests": failing, "output_tokens_mean": 50.0})] for (one,) in a]
+    b = [[level.model_copy(update={"requests": failing, "output_tokens_mean": 50.0})] for (level,) in a]
     assert judged(a, a, max_regression=0.1) == {"max_regression": "kept"}
     assert judged(a, b, max_regression=0.1) == {
         "max_regression": "kept", "max_length_change": "over", "max_more_failed": "over",
@@ -244,10 +244,10 @@ def test_two_stored_runs_are_compared_by_windows_of_time(tmp_path: Path) -> None
     limit = CompareCriteria(max_regression=0.1)
     a, same = stored(tmp_path / "a.json", 2), stored(tmp_path / "same.json", 3)
     twins = compare_files(a, same, limit)
-    assert {one.verdict for one in twins.loads[0].metrics} == {"no difference"}
+    assert {metric.verdict for metric in twins.loads[0].metrics} == {"no difference"}
     assert "what the machine did meanwhile is part of every ratio" in twins.warnings[0]
     slow = compare_files(a, stored(tmp_path / "slow.json", 4, slower=1.25), limit)
-    verdicts = {one.metric: one.verdict for one in slow.loads[0].metrics}
+    verdicts = {metric.metric: metric.verdict for metric in slow.loads[0].metrics}
     assert {verdicts[name] for name in ("tpot_p50", "itl_p95", "output_tokens_per_s")} == {"worse"}
     assert slow.state == "over"
     assert all(f"{metric.title} {metric.ratio:.3f}" in compare_page(slow) for metric in slow.loads[0].metrics)
@@ -259,28 +259,30 @@ def test_no_loss_of_a_stored_run_passes_for_want_of_values(tmp_path: Path) -> No
     """Gaps five times as long, a quarter of the tokens: neither has single requests to compare."""
     limit, path = CompareCriteria(max_regression=0.5), stored(tmp_path / "a.json", 2)
     before = BenchResult.read(path)
-    (one,) = before.levels
+    (level,) = before.levels
     quarter = [
         window.model_copy(update={"output_tokens_per_s": window.output_tokens_per_s / 4})
-        for window in one.timeline
+        for window in level.timeline
     ]
-    fewer = one.model_copy(
-        update={"output_tokens_per_s": one.output_tokens_per_s / 4, "timeline": tuple(quarter)}
+    fewer = level.model_copy(
+        update={"output_tokens_per_s": level.output_tokens_per_s / 4, "timeline": tuple(quarter)}
     )
-    longer = one.latencies["itl"].model_copy(update={"p50": 5 * one.latencies["itl"].p50})
+    longer = level.latencies["itl"].model_copy(update={"p50": 5 * level.latencies["itl"].p50})
     # Bins of 1/32 of a doubling: five times as long is 74 bins further.
     moved = [
         window.model_copy(update={"itl_counts": {at + 74: count for at, count in window.itl_counts.items()}})
-        for window in one.timeline
+        for window in level.timeline
     ]
-    slower = one.model_copy(update={"latencies": {**one.latencies, "itl": longer}, "timeline": tuple(moved)})
-    unkept = one.model_copy(update={"timeline": (), "samples": {}})
+    slower = level.model_copy(
+        update={"latencies": {**level.latencies, "itl": longer}, "timeline": tuple(moved)}
+    )
+    unkept = level.model_copy(update={"timeline": (), "samples": {}})
     for level_, state, named in (
         (fewer, "over", "output tokens"), (slower, "over", "ITL p50"), (unkept, "not shown", "not known: TTFT p50"),
     ):  # fmt: skip
         other = tmp_path / f"{named}.json"
         before.model_copy(update={"levels": (level_,)}).write(other)
-        budget = next(one for one in compare_files(path, other, limit).budgets)
+        budget = next(budget for budget in compare_files(path, other, limit).budgets)
         assert (budget.budget, budget.state) == ("max_regression", state)
         assert named in budget.text
 

@@ -76,8 +76,8 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
     with open_study(Store(tmp_path), "tiny-cpu", {}, space, ("throughput",), seed=0) as study:
         handed = hand_over(study, no_runner(), recipe, options, LOAD, pairs=3)
         assert handed is not None
-        assert handed.names == tuple(f"trial-{one.number:03d}" for one in study.planned())
-        assert {one.settings["limits.max_concurrency"] for one in study.planned()} == {4, 8, 16, 32, 64}
+        assert handed.names == tuple(f"trial-{trial.number:03d}" for trial in study.planned())
+        assert {trial.settings["limits.max_concurrency"] for trial in study.planned()} == {4, 8, 16, 32, 64}
         # Asked again, the script is of the same trials.
         assert hand_over(study, no_runner(), recipe, options, LOAD, pairs=3) == handed
 
@@ -94,7 +94,7 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
         give(results, study)
         taken = take_results(study, results, recipe, options, pairs=3)
         assert sorted(taken) == sorted(handed.names)
-        outcomes = {one.settings["limits.max_concurrency"]: one for one in study.records()}
+        outcomes = {record.settings["limits.max_concurrency"]: record for record in study.records()}
         assert outcomes[64].outcome == "failed"
         assert outcomes[64].reason == "out of memory"
         assert outcomes[8].values == {"throughput": 130.0}
@@ -126,9 +126,9 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
 
 def give(results: Path, study: TuneStudy) -> None:
     """Figures of each trial: eight requests at a time are best."""
-    for one in study.planned():
-        speed = 130.0 if one.settings["limits.max_concurrency"] == 8 else 100.0
-        file = results / f"trial-{one.number:03d}.json"
+    for trial in study.planned():
+        speed = 130.0 if trial.settings["limits.max_concurrency"] == 8 else 100.0
+        file = results / f"trial-{trial.number:03d}.json"
         if file.exists():
             result("tiny-cpu", [level(LOADS[0], Fake(speed))]).write(file)
 

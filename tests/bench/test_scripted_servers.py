@@ -89,28 +89,30 @@ def test_what_is_measured_is_what_the_server_did(run: Run, scripts: list[Answer]
     server, records = measured(run, lambda number, _: scripts[number], requests=len(scripts))
     level = figures(records)
     outcomes = Counter(
-        {429: "refused", 500: "failed"}.get(one.status, "complete" if one.ends == "done" else "failed")
-        for one in scripts
+        {429: "refused", 500: "failed"}.get(script.status, "complete" if script.ends == "done" else "failed")
+        for script in scripts
     )
     assert {name: count for name, count in level.requests.items() if count} == outcomes
-    for truth, one in zip(server.requests, records.counted, strict=True):
+    for truth, request in zip(server.requests, records.counted, strict=True):
         if truth.answer.status != 200 or not truth.chunks_s:
-            assert one.ttft_ms is None
+            assert request.ttft_ms is None
             continue
-        assert one.ttft_ms == pytest.approx((truth.chunks_s[0] - truth.came_s) * 1e3, rel=0.01, abs=0.01)
+        assert request.ttft_ms == pytest.approx((truth.chunks_s[0] - truth.came_s) * 1e3, rel=0.01, abs=0.01)
         gaps = [(b - a) * 1e3 for a, b in zip(truth.chunks_s, truth.chunks_s[1:], strict=False)]
-        assert one.itl_ms.tolist() == pytest.approx(gaps, rel=0.01, abs=0.01)
-        if one.outcome == "complete":
-            assert one.total_ms == pytest.approx((truth.ended_s - truth.came_s) * 1e3, rel=0.01, abs=0.01)
-            assert one.stats.output_tokens == truth.tokens
-            assert one.short == (truth.tokens < 4)
+        assert request.itl_ms.tolist() == pytest.approx(gaps, rel=0.01, abs=0.01)
+        if request.outcome == "complete":
+            assert request.total_ms == pytest.approx((truth.ended_s - truth.came_s) * 1e3, rel=0.01, abs=0.01)
+            assert request.stats.output_tokens == truth.tokens
+            assert request.short == (truth.tokens < 4)
 
 
 def test_throughput_is_that_of_the_server(run: Run) -> None:
     answer = Answer((*steady(chunks=8).chunks, Chunk(0.01, text="", tokens=0)))
     server, records = measured(run, lambda *_: answer, requests=12, load=Load("concurrency", 3))
     level = figures(records)
-    lasts_s = max(one.ended_s for one in server.requests) - min(one.came_s for one in server.requests)
+    lasts_s = max(request.ended_s for request in server.requests) - min(
+        request.came_s for request in server.requests
+    )
     assert level.output_tokens_per_s == pytest.approx(12 * 8 / lasts_s, rel=0.01)
     assert level.latencies["tpot"].p50 == pytest.approx(50, rel=0.01)
     assert level.longest_silence_s == pytest.approx(0.2, rel=0.01)
@@ -135,7 +137,7 @@ def test_a_stall_that_a_closed_loop_hides_is_named(run: Run) -> None:
 def test_nothing_is_silent_while_nobody_waits(run: Run) -> None:
     _, records = measured(run, lambda *_: steady(), requests=6, load=Load("rate", 0.5))
     level = figures(records)
-    assert max(one.due_s for one in records.counted) > 4
+    assert max(request.due_s for request in records.counted) > 4
     assert level.longest_silence_s == pytest.approx(0.2, rel=0.01)
 
 
@@ -146,7 +148,7 @@ def test_without_usage_tokens_are_counted_or_chunks_are_said(run: Run) -> None:
     _, records = measured(run, lambda *_: script, requests=3)
     level = figures(records)
     assert (level.tokens_by, level.unit, level.output_tokens_mean) == ("chunks", "chunks", None)
-    assert any("chunks are counted in place of tokens" in one for one in level.warnings)
+    assert any("chunks are counted in place of tokens" in warning for warning in level.warnings)
     assert "chunks/s" in verdict(result([level]))[1]
 
     def count(text: str) -> int:
@@ -167,9 +169,11 @@ def test_answers_that_end_before_they_may_are_counted(run: Run) -> None:
 
     server, records = measured(run, script, requests=10)
     level = figures(records)
-    assert {one.body["min_tokens"] for one in server.requests} == {4}
+    assert {request.body["min_tokens"] for request in server.requests} == {4}
     assert (level.requests["complete"], level.short_answers) == (10, 5)
-    assert any("5 of 10 answers were shorter than asked for (2 of 4 tokens)" in one for one in level.warnings)
+    assert any(
+        "5 of 10 answers were shorter than asked for (2 of 4 tokens)" in warning for warning in level.warnings
+    )
 
 
 def test_errors_of_one_kind_are_counted_together_whatever_their_ids(run: Run) -> None:

@@ -17,7 +17,7 @@ from pipeline.bench.tune.search import SearchOptions, search, trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Settings, draft_lengths, lengths_of, search_space
 from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.study import TuneStudy, open_study
-from pipeline.bench.tune.surrogate import Tried, propose
+from pipeline.bench.tune.surrogate import Observation, propose
 from pipeline.errors import ServerError, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.store import Store
@@ -67,11 +67,17 @@ def test_proposals_lead_to_the_best_settings_and_are_those_of_their_seed(
 
     def run(trials: int) -> list[Settings]:
         tried = [space.own]
-        known = [{**space.own, one.key: value} for one in space.dimensions for value in one.values]
-        forecasts = [(one, worth(one)) for one in known] if planned else []
+        known = [
+            {**space.own, dimension.key: value}
+            for dimension in space.dimensions
+            for value in dimension.values
+        ]
+        forecasts = [(settings, worth(settings)) for settings in known] if planned else []
         while len(tried) < trials:
-            made = [Tried(one, math.log(worth(one))) for one in tried]
-            chosen = propose(space, made, forecasts, lambda one: one not in tried, f"0/{len(tried)}")
+            made = [Observation(settings, math.log(worth(settings))) for settings in tried]
+            chosen = propose(
+                space, made, forecasts, lambda settings: settings not in tried, f"0/{len(tried)}"
+            )
             assert chosen is not None
             tried.append(chosen)
         return tried
@@ -91,7 +97,7 @@ def test_the_optimum_is_found_within_the_trials(space: SearchSpace, tmp_path: Pa
     assert best.values["throughput"] >= 103
     assert records[0].settings == space.own
     assert len(runner.served) == 12
-    assert len({tuple(sorted(space.overrides(one))) for one in runner.served}) == 12
+    assert len({tuple(sorted(space.overrides(settings))) for settings in runner.served}) == 12
 
 
 @pytest.mark.slow
@@ -107,12 +113,12 @@ def test_a_search_that_was_killed_goes_on_as_if_nothing_had_happened(
     with study_of(tmp_path / "cut", space) as study:
         assert len(study.planned()) == 1
         cut = search(study, second, options, ignore)
-    assert [without_clock(one) for one in cut] == [without_clock(one) for one in whole]
+    assert [without_clock(record) for record in cut] == [without_clock(record) for record in whole]
     assert len(second.served) == 6 - dies_after
 
 
-def without_clock(one: TrialRecord) -> TrialRecord:
-    return one.model_copy(update={"seconds": {}})
+def without_clock(record: TrialRecord) -> TrialRecord:
+    return record.model_copy(update={"seconds": {}})
 
 
 def test_figures_that_were_kept_before_a_kill_are_not_measured_again(
@@ -160,14 +166,16 @@ def test_a_search_can_be_prolonged(space: SearchSpace, tmp_path: Path) -> None:
 def test_what_the_plan_refuses_is_never_served_and_counts_as_no_trial(
     space: SearchSpace, tmp_path: Path
 ) -> None:
-    runner = FakeRunner(hill, refuses=lambda one: "no room" if one["limits.max_concurrency"] != 16 else "")
+    runner = FakeRunner(
+        hill, refuses=lambda settings: "no room" if settings["limits.max_concurrency"] != 16 else ""
+    )
     with study_of(tmp_path, space) as study:
         records = search(study, runner, SearchOptions(LOADS, trials=4), ignore)
     assert len(runner.served) == 4
-    assert all(one["limits.max_concurrency"] == 16 for one in runner.served)
-    refused = [one for one in records if one.outcome == "refused"]
+    assert all(settings["limits.max_concurrency"] == 16 for settings in runner.served)
+    refused = [record for record in records if record.outcome == "refused"]
     assert refused
-    assert {one.reason for one in refused} == {"no room"}
+    assert {record.reason for record in refused} == {"no room"}
 
 
 @pytest.mark.slow
@@ -188,10 +196,10 @@ def test_the_best_is_within_the_slo_and_smaller_loads_are_tried_for_it(
     best = best_of(records, ("throughput",))
     assert best is not None
     assert (best.settings["draft.max_draft_tokens"], best.load) == (3, "16 at a time")
-    lengths = {one.number: one.settings["draft.max_draft_tokens"] for one in records}
-    at_four = [one for one in records if one.load == "4 at a time"]
+    lengths = {record.number: record.settings["draft.max_draft_tokens"] for record in records}
+    at_four = [record for record in records if record.load == "4 at a time"]
     assert at_four
-    assert all(lengths[one.number] in (4, 5, 6, 8) for one in at_four)
+    assert all(lengths[record.number] in (4, 5, 6, 8) for record in at_four)
 
 
 def test_a_load_that_is_hopeless_in_its_first_seconds_is_left(space: SearchSpace, tmp_path: Path) -> None:
@@ -199,7 +207,7 @@ def test_a_load_that_is_hopeless_in_its_first_seconds_is_left(space: SearchSpace
     with study_of(tmp_path, space) as study:
         records = search(study, runner, SearchOptions(LOADS, trials=2), ignore)
     assert {load.value for _, load in runner.measured} == {4}
-    assert [one.outcome for one in records] == ["measured"] * 2
+    assert [record.outcome for record in records] == ["measured"] * 2
 
 
 def test_where_all_loads_are_hopeless_a_trial_is_stopped_and_nothing_is_recommended(
@@ -210,7 +218,7 @@ def test_where_all_loads_are_hopeless_a_trial_is_stopped_and_nothing_is_recommen
         records = search(study, runner, options, ignore)
         report = conclude(study, recipe, options, pairs=2, runner=runner, say=ignore)
     assert runner.measured == []
-    assert [one.outcome for one in records] == ["stopped"] * 2
+    assert [record.outcome for record in records] == ["stopped"] * 2
     assert "8.0 times itl_p95_ms" in records[0].reason
     assert report.recommendation.verdict == "keep"
 
@@ -228,7 +236,7 @@ def test_a_trial_that_does_not_serve_is_written_down_and_the_search_goes_on(
 
     with study_of(tmp_path, space) as study:
         records = search(study, Failing(hill), SearchOptions(LOADS, trials=4), ignore)
-    outcomes = {bool(one.settings["kv_cache.reuse"]): one.outcome for one in records}
+    outcomes = {bool(record.settings["kv_cache.reuse"]): record.outcome for record in records}
     assert outcomes == {True: "failed", False: "measured"}
     assert len(records) == 4
 
@@ -236,11 +244,11 @@ def test_a_trial_that_does_not_serve_is_written_down_and_the_search_goes_on(
 def test_the_best_forecasts_of_the_plan_are_tried_after_the_recipe(
     space: SearchSpace, tmp_path: Path
 ) -> None:
-    runner = FakeRunner(hill, forecasts=lambda one: hill(one, LOADS[0]).tokens_per_s)
+    runner = FakeRunner(hill, forecasts=lambda settings: hill(settings, LOADS[0]).tokens_per_s)
     with study_of(tmp_path, space) as study:
         records = search(study, runner, SearchOptions(LOADS, trials=3), ignore)
-    assert [one.origin for one in records] == ["recipe", "forecast", "forecast"]
-    assert min(one.values["throughput"] for one in records[1:]) > records[0].values["throughput"]
+    assert [record.origin for record in records] == ["recipe", "forecast", "forecast"]
+    assert min(record.values["throughput"] for record in records[1:]) > records[0].values["throughput"]
 
 
 def test_two_searches_for_one_answer_do_not_run_at_once(space: SearchSpace, tmp_path: Path) -> None:
@@ -267,8 +275,8 @@ def test_several_objectives_give_a_front(recipe: Recipe, space: SearchSpace, tmp
     with study_of(tmp_path, space, ("throughput", "latency")) as study:
         search(study, FakeRunner(does), options, ignore)
         report = conclude(study, recipe, options, pairs=0, runner=None, say=ignore)
-    best = max(one.values["throughput"] for one in report.trials)
-    assert {one.values["throughput"] for one in report.trials if one.number in report.front} == {best}
+    best = max(trial.values["throughput"] for trial in report.trials)
+    assert {trial.values["throughput"] for trial in report.trials if trial.number in report.front} == {best}
     assert report.recommendation.verdict in ("none yet", "keep")
 
 
@@ -279,11 +287,11 @@ def drifting(settings: Settings, gain: float) -> Callable[[Settings, Load], Fake
     """These settings are better by so much, on a machine that slows down all the time."""
     asked = 0
 
-    def does(one: Settings, _: Load) -> Fake:
+    def does(changed: Settings, _: Load) -> Fake:
         nonlocal asked
         asked += 1
         speed = 100.0 * 0.99**asked
-        return Fake(speed * (1 + gain) if one == settings else speed)
+        return Fake(speed * (1 + gain) if changed == settings else speed)
 
     return does
 
@@ -307,7 +315,7 @@ def test_what_was_found_is_recommended_only_if_rounds_show_it_again(
     low, high = report.recommendation.interval
     assert low <= gain <= high
     # A B B A A B B A, and not measured again.
-    sides = ["best" if one == best.settings else "own" for one in runner.served]
+    sides = ["best" if settings == best.settings else "own" for settings in runner.served]
     assert sides == ["own", "best", "best", "own"] * 2
     assert again.recommendation == report.recommendation
 
@@ -327,7 +335,7 @@ def test_a_sweep_over_draft_lengths_recommends_one_or_none(
     runner = FakeRunner(does)
     with study_of(tmp_path, space) as study:
         records = search(study, runner, options, ignore)
-        assert [one.settings["draft.max_draft_tokens"] for one in records] == list(range(5))
+        assert [record.settings["draft.max_draft_tokens"] for record in records] == list(range(5))
         report: TuneReport = conclude(study, recipe, options, pairs=3, runner=runner, say=ignore)
     advice = report.recommendation
     assert advice.verdict == "tuned"

@@ -51,11 +51,11 @@ def test_each_key_is_one_that_the_runtime_reads(name: str) -> None:
     recipe = recipe_of(name)
     # What goes with a draft alone, and what goes without alone.
     bases = [recipe, *(variant(recipe, changes) for changes in BASES[name])]
-    for one in search_space(recipe).dimensions:
-        assert one.own == RecipeValues(recipe.model_dump(mode="json"))[one.key]
-        assert one.override(one.own) == ""
-        changes = [text for value in one.values if (text := one.override(value))]
-        assert any(read_differently(base, text) for base in bases for text in changes), one.key
+    for dimension in search_space(recipe).dimensions:
+        assert dimension.own == RecipeValues(recipe.model_dump(mode="json"))[dimension.key]
+        assert dimension.override(dimension.own) == ""
+        changes = [text for value in dimension.values if (text := dimension.override(value))]
+        assert any(read_differently(base, text) for base in bases for text in changes), dimension.key
 
 
 def read_differently(recipe: Recipe, change: str) -> bool:
@@ -67,28 +67,32 @@ def read_differently(recipe: Recipe, change: str) -> bool:
 
 def test_every_key_of_the_table_is_tried_somewhere() -> None:
     tried = {
-        one.key for name in ("cpu", "tensorrt", "ngrams") for one in search_space(recipe_of(name)).dimensions
+        dimension.key
+        for name in ("cpu", "tensorrt", "ngrams")
+        for dimension in search_space(recipe_of(name)).dimensions
     }
-    assert tried == {one.key for one in TUNABLE_KEYS}
+    assert tried == {key.key for key in TUNABLE_KEYS}
 
 
 def test_engines_are_built_again_only_for_what_they_are_built_from() -> None:
-    compiled = {one.key for one in search_space(recipe_of("tensorrt")).dimensions if one.compiled}
+    compiled = {
+        dimension.key for dimension in search_space(recipe_of("tensorrt")).dimensions if dimension.compiled
+    }
     assert {"limits.max_concurrency", "limits.max_batch_tokens", "draft.max_draft_tokens"} <= compiled
     assert not compiled & {"kv_cache.memory_fraction", "scheduler.policy", "scheduler.max_queue_delay_us"}
-    assert not any(one.compiled for one in search_space(recipe_of("cpu")).dimensions)
+    assert not any(dimension.compiled for dimension in search_space(recipe_of("cpu")).dimensions)
 
 
 def test_numbers_stand_in_order_with_the_recipes_own_among_them() -> None:
     space = search_space(
         load_recipe("tiny-cpu", ["limits.max_concurrency=12", "limits.max_batch_tokens=700"])
     )
-    found = {one.key: one for one in space.dimensions}
+    found = {dimension.key: dimension for dimension in space.dimensions}
     assert found["limits.max_concurrency"].values == (3, 6, 12, 24, 48)
     assert 700 in found["limits.max_batch_tokens"].values
-    for one in found.values():
-        numbers = [value for value in one.values if value is not None]
-        assert not one.ordered or numbers == sorted(numbers, key=float)
+    for dimension in found.values():
+        numbers = [value for value in dimension.values if value is not None]
+        assert not dimension.ordered or numbers == sorted(numbers, key=float)
 
 
 def test_all_wrong_names_are_told_at_once() -> None:
@@ -123,9 +127,12 @@ def test_lengths_of_drafts_are_read_and_bounded() -> None:
     for wrong in ("", "a", "3-1", "-1", "1-"):
         with pytest.raises(ValueError, match="no list of lengths"):
             read_lengths(wrong)
-    (one,) = draft_lengths(recipe_of("cpu"), (0, 2)).dimensions
-    assert (one.values, one.own) == ((0, 2), 4)
-    assert [one.override(value) for value in one.values] == ["draft=null", "draft.max_draft_tokens=2"]
+    (dimension,) = draft_lengths(recipe_of("cpu"), (0, 2)).dimensions
+    assert (dimension.values, dimension.own) == ((0, 2), 4)
+    assert [dimension.override(value) for value in dimension.values] == [
+        "draft=null",
+        "draft.max_draft_tokens=2",
+    ]
     with pytest.raises(InvalidInput, match="has no draft"):
         draft_lengths(load_recipe("phi-4-fp8"), (0, 1))
     with pytest.raises(InvalidInput, match="write 0 to 64"):

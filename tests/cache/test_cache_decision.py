@@ -46,16 +46,18 @@ def test_nearer_is_never_worse_and_the_order_does_not_matter(
 
 def test_the_same_words_score_1_and_no_others_do() -> None:
     assert KNOWN.decide("Where is it?", "where is it", 0.5).score == 1
-    for one, other in (("5 + 3", "5 - 3"), ("🎉", "🙏"), ("", "🎉"), ("Is it open?", "Was it open?")):
-        assert KNOWN.decide(one, other, 0.99).score == 0.99
+    for first, second in (("5 + 3", "5 - 3"), ("🎉", "🙏"), ("", "🎉"), ("Is it open?", "Was it open?")):
+        assert KNOWN.decide(first, second, 0.99).score == 0.99
 
 
 def test_a_guard_that_is_left_out_forbids_nothing_and_moves_no_score() -> None:
-    one, other = "Can I pay in 3 parts?", "Can I pay in 4 parts?"
-    found = KNOWN.decide(one, other, 0.95)
+    first, second = "Can I pay in 3 parts?", "Can I pay in 4 parts?"
+    found = KNOWN.decide(first, second, 0.95)
     assert found.forbidden == "numbers: 3 and 4"
     assert not found.serves(0.0)
-    without = default_verifier(None, [name for name in GUARDS if name != "numbers"]).decide(one, other, 0.95)
+    without = default_verifier(None, [name for name in GUARDS if name != "numbers"]).decide(
+        first, second, 0.95
+    )
     assert (without.forbidden, without.score) == (None, found.score)
     assert without.serves(without.score)
     with pytest.raises(ValueError, match=r"guards number: not known \(one of numbers, names, "):
@@ -87,13 +89,13 @@ def served(verifier: CosineVerifier, one: str, other: str) -> bool:
 
 
 def test_rewordings_are_served() -> None:
-    for one, other in (
+    for first, second in (
         ("How do I reset my password?", "How can I reset my password?"),
         ("What is the capital of France?", "what's the capital of france"),
         ("How do I bake bread at home?", "How can I bake bread at home?"),
         ("Wie kann ich mein Konto schließen?", "Wie schließe ich mein Konto?"),
     ):
-        assert served(KNOWN, one, other), (one, other)
+        assert served(KNOWN, first, second), (first, second)
 
 
 # Forms that neither a guard nor the cosine tells apart: who does what to whom, when, and a word more.

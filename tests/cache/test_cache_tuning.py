@@ -15,7 +15,7 @@ from pipeline.cache.backend import Vector
 from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.semantic.guards import GUARDS, findings
 from pipeline.cache.tuning.choosing import by_category, choose, weigh
-from pipeline.cache.tuning.measuring import CountedShare, Measured, Setting, measure, pairs_needed
+from pipeline.cache.tuning.measuring import CountedShare, PairMeasurements, Setting, measure, pairs_needed
 from pipeline.cache.tuning.pairs import (
     BadLines,
     LoggedQuestion,
@@ -65,7 +65,9 @@ class Halved:
         return Decision(cosine / 2, findings(question, candidate).get("numbers"))
 
 
-def made(same: list[tuple[float, bool]], traps: list[tuple[float, bool]], **scores: list[float]) -> Measured:
+def made(
+    same: list[tuple[float, bool]], traps: list[tuple[float, bool]], **scores: list[float]
+) -> PairMeasurements:
     """Pairs of a score, in some of which the first guard finds something; and the scores of other verifiers."""
     rows = [*same, *traps]
     found = np.zeros((len(rows), 2), np.bool_)
@@ -73,7 +75,9 @@ def made(same: list[tuple[float, bool]], traps: list[tuple[float, bool]], **scor
     pairs = [Pair(f"a{i}", f"b{i}", i < len(same)) for i in range(len(rows))]
     built_in = np.array([score for score, _ in rows])
     others = {name.replace("_", "-"): np.array(values) for name, values in scores.items()}
-    return Measured(pairs, np.full(len(rows), 0.9), {"built-in": built_in, **others}, found, START.guards)
+    return PairMeasurements(
+        pairs, np.full(len(rows), 0.9), {"built-in": built_in, **others}, found, START.guards
+    )
 
 
 @given(st.integers(0, 400), st.integers(1, 400), st.floats(0.5, 0.999))
@@ -286,8 +290,8 @@ def test_pairs_are_measured_without_their_guards() -> None:
     ]
     measured = measure(pairs, embed, {"built-in": Halved()}, findings, tuple(GUARDS))
     assert measured.scores["built-in"][0] == pytest.approx(0.5)
-    assert (measured.cosines[2], measured.found[0].sum()) == (-1, 0)
-    assert measured.found[1, measured.guards.index("numbers")]
+    assert (measured.cosines[2], measured.forbidden[0].sum()) == (-1, 0)
+    assert measured.forbidden[1, measured.guards.index("numbers")]
     setting = Setting("built-in", 0.3, 0.2, tuple(GUARDS))
     assert measured.outcome(setting).recall == CountedShare(1, 2)
     assert measured.served(setting, same=False) == []
@@ -314,14 +318,14 @@ def test_a_log_tells_of_near_questions_but_never_of_labels() -> None:
     assert find_repeats(log, embed, Halved(), 0.6).merged() == []
 
 
-def drawn(seed: int, count: int = 200) -> Measured:
+def drawn(seed: int, count: int = 200) -> PairMeasurements:
     rng = np.random.default_rng(seed)
     pairs = [
         Pair(f"a{i}", f"b{i}", bool(rng.integers(2)), ("", "x", "y")[rng.integers(3)]) for i in range(count)
     ]
     found = rng.random((count, len(GUARDS))) < 0.1
     scores = {"built-in": rng.uniform(0, 1, count)}
-    return Measured(pairs, rng.uniform(0.5, 1, count), scores, found, tuple(GUARDS))
+    return PairMeasurements(pairs, rng.uniform(0.5, 1, count), scores, found, tuple(GUARDS))
 
 
 @pytest.mark.parametrize("left_out", [(), ("names", "accents")])

@@ -55,8 +55,8 @@ def test_the_probability_is_that_of_transformers(labels: int, tmp_path: Path) ->
     checkpoint = write_cross_encoder(tmp_path / "checkpoint", labels)
     write_onnx(checkpoint, checkpoint / "model.onnx")
     judge = CrossEncoder(checkpoint)
-    for (one, other), probability in BY_TRANSFORMERS[labels].items():
-        assert judge(one, other) == pytest.approx(probability, abs=2e-5)
+    for (first, second), probability in BY_TRANSFORMERS[labels].items():
+        assert judge(first, second) == pytest.approx(probability, abs=2e-5)
 
 
 def test_it_is_loaded_once_and_only_when_it_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ class Guarded:
 
 def test_what_a_guard_forbids_is_not_asked(folder: Path) -> None:
     class Refuses(CrossEncoder):
-        def __call__(self, one: str, other: str) -> float | None:  # noqa: ARG002
+        def __call__(self, first: str, second: str) -> float | None:  # noqa: ARG002
             raise AssertionError("asked")
 
     judge = CrossEncoderVerifier(Guarded(), Refuses(folder))

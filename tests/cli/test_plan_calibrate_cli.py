@@ -102,15 +102,15 @@ def test_drafts_that_a_benchmark_counted_are_calibrated_with(
         monkeypatch.setattr(summary, name, math.inf)
     monkeypatch.setattr(bench_result, "_STALL_S", math.inf)
     drafted = Reply(["word"] * 8, delay_s=0.002, input_tokens=100, draft_tokens=8, accepted_tokens=5)
-    files = {one: tmp_path / f"{one}.json" for one in ("counted", "silent")}
-    for one, script in (
+    files = {name: tmp_path / f"{name}.json" for name in ("counted", "silent")}
+    for reported, script in (
         ("counted", drafted),
         ("silent", replace(drafted, draft_tokens=0, accepted_tokens=0)),
     ):
         with FakeServer(script) as server:
             asked = ("--url", server.url, "--tokenizer", str(CHECKPOINTS / "support-target"))
             load = [f"--load={text}" for text in ("concurrency=1,4", "requests=16", "warmup_s=0")]
-            made = CliRunner().invoke(bench, (*asked, *load, "--output", str(files[one])))
+            made = CliRunner().invoke(bench, (*asked, *load, "--output", str(files[reported])))
         assert made.exit_code == 0, made.output
     assert {level.acceptance for level in BenchResult.read(files["counted"]).levels} == {0.625}
 

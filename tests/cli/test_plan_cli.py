@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli.plan import command
 from pipeline.cli.render import forecast_errors as accuracy
-from pipeline.cli.render.memory import Look, bar, legend
+from pipeline.cli.render.memory import OutputStyle, bar, legend
 from pipeline.contracts import gpus
 from pipeline.errors import SloMissed, UserError
 from pipeline.machine.host import Memory
@@ -310,12 +310,14 @@ def test_a_bar_is_as_long_as_it_is_to_be(gib: int, cells: int) -> None:
     assert sizes is not None
     plan = plan_memory(DeploymentSpec("gpu", gib * GIB, (ModelSpec("target", sizes),), 1000, 8))
     rank = plan.ranks[0]
-    drawn = bar(rank, cells, Look(100, colour=False))
+    drawn = bar(rank, cells, OutputStyle(100, colour=False))
     assert (drawn.endswith("!")) == (rank.headroom < 0)
     inner = drawn.partition("]")[0].removeprefix("[")
     assert abs(len(inner) - cells) <= 2
     assert ("." in inner) == (rank.headroom > 0 and len(inner) >= cells and inner.endswith("."))
-    assert all(word in legend(plan.ranks, Look(100, colour=False)) for word in ("weights", "activations"))
+    assert all(
+        word in legend(plan.ranks, OutputStyle(100, colour=False)) for word in ("weights", "activations")
+    )
 
 
 def test_a_size_is_written_as_a_recipe_and_a_missed_slo_has_a_code_of_its_own(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def native_bytes() -> int:
 
 
 def test_tasks_that_are_cancelled_in_a_stream_leave_no_memory_behind() -> None:
-    async def one(client: AsyncClient) -> None:
+    async def call(client: AsyncClient) -> None:
         begun = asyncio.Event()
 
         async def read() -> None:
@@ -88,10 +88,10 @@ def test_tasks_that_are_cancelled_in_a_stream_leave_no_memory_behind() -> None:
     async def work(port: int) -> None:
         async with AsyncClient(f"127.0.0.1:{port}") as client:
             for _ in range(100):
-                await one(client)
+                await call(client)
             before = native_bytes()
             for _ in range(300):
-                await one(client)
+                await call(client)
             assert native_bytes() - before < 150 * 2**10, "grpc.aio itself keeps more than 1 KiB of each"
 
     # In a process of its own: one in this process would allocate, too.
@@ -180,7 +180,9 @@ def test_no_tasks_are_left_however_a_stream_ends() -> None:
                 async with client.stream(ending, max_tokens=8) as stream:
                     await anext(stream)
 
-            await asyncio.gather(*(one(ending.name) for one in (read, leave) for ending in Ending))
+            await asyncio.gather(
+                *(behaviour(ending.name) for behaviour in (read, leave) for ending in Ending)
+            )
             while asyncio.all_tasks() - before:
                 await asyncio.sleep(0.01)
 

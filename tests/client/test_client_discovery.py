@@ -96,7 +96,9 @@ def test_replicas_come_and_go_without_a_failed_request(face: Callable[..., Any],
             long = threads.submit(client.generate, LONG, max_tokens=10_000)
 
             def begun() -> list[FakeServer]:
-                return [one for one in (first, second) if any(LONG in ask.prompt for ask in one.requests)]
+                return [
+                    server for server in (first, second) if any(LONG in ask.prompt for ask in server.requests)
+                ]
 
             wait_for(lambda: bool(begun()), "the long answer began")
             (leaving,) = begun()

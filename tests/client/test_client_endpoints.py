@@ -148,16 +148,16 @@ def test_in_the_end_it_is_too_busy(ask: Ask) -> None:
 
 def test_requests_are_spread_by_how_many_are_under_way() -> None:
     with (
-        FakeServer(Reply(["a"], first_delay_s=0.3)) as one,
+        FakeServer(Reply(["a"], first_delay_s=0.3)) as server,
         FakeServer(Reply(["a"], first_delay_s=0.3)) as other,
     ):
 
         async def ask() -> None:
-            async with AsyncClient([one.url, other.url], spread="least-load") as client:
+            async with AsyncClient([server.url, other.url], spread="least-load") as client:
                 await asyncio.gather(*(client.generate("Hi", max_tokens=4) for _ in range(10)))
 
         asyncio.run(ask())
-        assert len(one.requests) == len(other.requests) == 5
+        assert len(server.requests) == len(other.requests) == 5
 
 
 def test_a_failed_endpoint_is_avoided_longer_each_time_and_comes_back() -> None:

@@ -118,7 +118,7 @@ def test_inputs_that_a_model_lacks_are_told_by_the_parameters_that_need_them() -
     assert missing_inputs(read_signature(bls(upstream=True)), greedy) == []
     assert missing_inputs(read_signature(bls(upstream=True)), {**greedy, "temperature": 1}) == ["min_p"]
     bare = bls()
-    for tensor in [one for one in bare.input if one.name in ("top_k", "end_id")]:
+    for tensor in [tensor for tensor in bare.input if tensor.name in ("top_k", "end_id")]:
         bare.input.remove(tensor)
     assert missing_inputs(read_signature(bare), greedy) == ["temperature", "ignore_eos"]
     with pytest.raises(Refused, match=r"does not take temperature; .* does not take ignore_eos"):

@@ -86,7 +86,7 @@ def test_no_server_has_more_than_its_share_whatever_is_asked(
         if ends and held:
             pool.release(held.pop(0))
             continue
-        least = min(one.outstanding for one in pool.all)
+        least = min(endpoint.outstanding for endpoint in pool.all)
         chosen = pool.acquire(key=affinity_key(str(key)))
         held.append(chosen)
         assert chosen.outstanding <= max(LOAD_FLOOR, math.ceil(LOAD_BOUND * len(held) / servers))
@@ -166,15 +166,15 @@ def test_all_turns_of_a_conversation_go_to_one_server(servers: list[FakeServer])
 
     ask(urls, "affinity", None)
     by_conversation = asked()
-    assert {len(one) for one in by_conversation.values()} == {1}
-    assert len({url for one in by_conversation.values() for url in one}) > 1, (
+    assert {len(urls_used) for urls_used in by_conversation.values()} == {1}
+    assert len({url for urls_used in by_conversation.values() for url in urls_used}) > 1, (
         "one system prompt, many servers"
     )
     # Everything that is said to belong together goes to one server.
     ask(urls, "affinity", "user-7")
-    assert len({url for one in asked().values() for url in one}) == 1
+    assert len({url for urls_used in asked().values() for url in urls_used}) == 1
     ask(urls, "least-load", None)
-    assert {url for one in asked().values() for url in one} == set(urls)
+    assert {url for urls_used in asked().values() for url in urls_used} == set(urls)
 
 
 def test_a_spread_that_there_is_not_is_refused() -> None:

@@ -41,7 +41,7 @@ def served(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     """tiny-cpu, built and served behind its gateway; its `record` says where."""
     folder = tmp_path_factory.mktemp("clients")
     deployment = ServedDeployment.start(
-        (MODEL, "--build", "--set", "serving.http=true", *store.words),
+        (MODEL, "--build", "--set", "serving.http=true", *store.argv),
         MODEL,
         store.running,
         folder / "logs",

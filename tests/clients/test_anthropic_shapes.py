@@ -43,7 +43,9 @@ def test_all_shapes_are_anthropics(tmp_path: Path, start: Start) -> None:
     }
 
 
-@pytest.mark.parametrize("dialect", {one.form: one for one in dialects()}.values(), ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "dialect", {dialect.form: dialect for dialect in dialects()}.values(), ids=lambda dialect: dialect.name
+)
 def test_reasoning_and_calls_of_every_form(start: Start, dialect: ToolDialect) -> None:
     running = start(Reply(pieces(written(dialect))), template=template_of(dialect), special=SPECIAL)
     variables = {"GATEWAY_URL": running.url, "MODEL": "tiny"}

@@ -35,7 +35,7 @@ def url(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     folder = tmp_path_factory.mktemp("long")
     make_answering_checkpoint(folder / "checkpoint", ANSWER, max_positions=131_072)
     (folder / "recipe.yaml").write_text(RECIPE, "utf-8")
-    words = (str(folder / "recipe.yaml"), "--build", "--set", "gateway.idle_timeout_s=0", *store.words)
+    words = (str(folder / "recipe.yaml"), "--build", "--set", "gateway.idle_timeout_s=0", *store.argv)
     deployment = ServedDeployment.start(words, MODEL, store.running, folder / "logs", deadline_s=600)
     try:
         yield deployment.record.gateway_url

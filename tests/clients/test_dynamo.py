@@ -55,9 +55,9 @@ class Script:
     def triton(self) -> psutil.Process:
         """The server's process."""
         found = [
-            one
-            for one in psutil.Process(self.process.pid).children(recursive=True)
-            if one.name() == "tritonserver"
+            child
+            for child in psutil.Process(self.process.pid).children(recursive=True)
+            if child.name() == "tritonserver"
         ]
         assert len(found) == 1, self.log.read_text("utf-8", "replace")
         return found[0]
@@ -150,16 +150,16 @@ def frontend(ai_dynamo: Program, tmp_path_factory: pytest.TempPathFactory) -> It
         deadline = time.monotonic() + 180
         instances = folder / "discovery" / "v1" / "instances"
         while len(list(instances.glob("*"))) < 2 or "error" in running.ask(max_tokens=1):
-            for one in scripts:
-                assert one.process.poll() is None, one.log.read_text("utf-8", "replace")
+            for script in scripts:
+                assert script.process.poll() is None, script.log.read_text("utf-8", "replace")
             assert time.monotonic() < deadline, scripts[0].log.read_text("utf-8", "replace")
             time.sleep(0.5)
         yield running
     finally:
-        for one in scripts:
-            one.process.send_signal(signal.SIGTERM)
-        for one in scripts:
-            one.process.wait(60)
+        for script in scripts:
+            script.process.send_signal(signal.SIGTERM)
+        for script in scripts:
+            script.process.wait(60)
         temporary.cleanup()
 
 
@@ -183,11 +183,11 @@ def test_requests_are_obeyed_or_refused_by_name(frontend: Frontend, answer: str)
     (choice,) = frontend.ask(max_tokens=6, logprobs=True, top_logprobs=2)["choices"]
     assert choice["finish_reason"] == "length"
     tokens = choice["logprobs"]["content"]
-    assert "".join(one["token"] for one in tokens) == choice["message"]["content"]
+    assert "".join(token["token"] for token in tokens) == choice["message"]["content"]
     assert all(
-        one["logprob"] == pytest.approx(one["top_logprobs"][0]["logprob"], abs=1e-6)
-        and len(one["top_logprobs"]) == 2
-        for one in tokens
+        token["logprob"] == pytest.approx(token["top_logprobs"][0]["logprob"], abs=1e-6)
+        and len(token["top_logprobs"]) == 2
+        for token in tokens
     )
     # A stop text within a token.
     (choice,) = frontend.ask(stop=["epool"])["choices"]

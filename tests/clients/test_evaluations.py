@@ -29,8 +29,8 @@ class Reference:
     """The deployed checkpoint in transformers."""
 
     def __init__(self, package: Path) -> None:
-        manifests = [json.loads(one.read_text()) for one in package.parent.glob("*/manifest.json")]
-        artifacts = {one["digest"]: one for one in manifests}
+        manifests = [json.loads(path.read_text()) for path in package.parent.glob("*/manifest.json")]
+        artifacts = {manifest["digest"]: manifest for manifest in manifests}
         engine = json.loads((package / "manifest.json").read_text())["inputs"]["target"]
         calibrated = artifacts[artifacts[engine]["inputs"]["checkpoint"]]
         self.checkpoint = package.parent / calibrated["name"] / "hf"
@@ -90,7 +90,7 @@ def evaluate(
 
     def run(model: str, endpoint: str, task: str, *options: object, **arguments: object) -> Any:
         folder = tmp_path_factory.mktemp(task)
-        (folder / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in documents()))
+        (folder / "data.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents()))
         template = (CLIENTS / "lm_eval" / f"{task}.yaml").read_text()
         (folder / f"{task}.yaml").write_text(template.replace("DATA", str(folder / "data.jsonl")))
         given = {
@@ -111,7 +111,7 @@ def evaluate(
         (samples,) = (folder / "out").rglob("samples_*.jsonl")
         lines = [json.loads(line) for line in samples.read_text().splitlines()]
         return json.loads(results.read_text())["results"][task], sorted(
-            lines, key=lambda one: int(one["doc_id"])
+            lines, key=lambda line: int(line["doc_id"])
         )
 
     return run
@@ -124,8 +124,10 @@ def documents() -> Iterator[dict[str, Any]]:
     dialogues = [dialogue for dialogue in map(json.loads, lines) if len(dialogue["messages"]) == 2]
     for index in range(QUESTIONS):
         mine = dialogues[index]
-        others = [one for one in dialogues[index + 1 :] if one["intent"] != mine["intent"]][: CHOICES - 1]
-        replies = [one["messages"][1]["content"] for one in others]
+        others = [
+            other_line for other_line in dialogues[index + 1 :] if other_line["intent"] != mine["intent"]
+        ][: CHOICES - 1]
+        replies = [other_line["messages"][1]["content"] for other_line in others]
         reply = mine["messages"][1]["content"]
         replies.insert(index % CHOICES, reply)
         question = mine["messages"][0]["content"]
@@ -143,7 +145,7 @@ def test_multiple_choice(evaluate: Callable[..., Any], reference: Reference) -> 
     assert len(samples) == QUESTIONS
     right, right_by_length = 0, 0
     for sample in samples:
-        asked = [(one["arg_0"], one["arg_1"]) for one in sample["arguments"].values()]
+        asked = [(argument["arg_0"], argument["arg_1"]) for argument in sample["arguments"].values()]
         expected = [reference.log_likelihood(*pair) for pair in asked]
         told = [(float(value), str(greedy) == "True") for value, greedy in sample["filtered_resps"]]
         assert [value for value, _ in told] == pytest.approx(

@@ -53,7 +53,7 @@ def test_guidellm(program: Programs, variables: dict[str, str], tmp_path: Path) 
     requests = benchmark["requests"]
     assert len(requests["successful"]) == REQUESTS
     assert not requests["errored"]
-    assert {one["output_tokens"] for one in requests["successful"]} == {TOKENS}
+    assert {request["output_tokens"] for request in requests["successful"]} == {TOKENS}
 
 
 def test_inference_perf(program: Programs, variables: dict[str, str], tmp_path: Path) -> None:
@@ -83,5 +83,5 @@ def test_inference_perf(program: Programs, variables: dict[str, str], tmp_path: 
     assert (summary["successes"]["count"], summary["failures"]["count"]) == (REQUESTS, 0)
     # Its own `output_tokens` count the text, which has no special tokens, over again.
     requests = json.loads((reports / "per_request_lifecycle_metrics.json").read_text())
-    usages = [one["info"]["response_metrics"]["server_usage"] for one in requests]
+    usages = [request["info"]["response_metrics"]["server_usage"] for request in requests]
     assert [usage["completion_tokens"] for usage in usages] == [TOKENS] * REQUESTS

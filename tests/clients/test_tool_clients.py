@@ -94,20 +94,20 @@ def tool_variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
 @pytest.mark.parametrize("script", scripts("tools"), ids=lambda script: script.parent.name)
 def test_tools(tool_variables: dict[str, str], script: Path) -> None:
     said = Program.install(script.parent.name, tool_variables).script(script.name, *ASKED)
-    for (question, (calls, words)), one in zip(ASKED.items(), said, strict=True):
-        assert sorted(one["calls"], key=str) == sorted(calls, key=str), question
-        assert [word for word in words if word not in one["answer"]] == [], one
+    for (question, (calls, words)), answer in zip(ASKED.items(), said, strict=True):
+        assert sorted(answer["calls"], key=str) == sorted(calls, key=str), question
+        assert [word for word in words if word not in answer["answer"]] == [], answer
 
 
 @pytest.mark.parametrize("script", scripts("tools"), ids=lambda script: script.parent.name)
 def test_the_small_model_calls_tools(variables: dict[str, str], script: Path) -> None:
     learnt = {question: expected for question, expected in ASKED.items() if expected[0]}
     program = Program.install(script.parent.name, variables | {"RESULTS": json.dumps(RESULTS)})
-    for (question, (calls, words)), one in zip(
+    for (question, (calls, words)), answer in zip(
         learnt.items(), program.script(script.name, *learnt), strict=True
     ):
-        assert sorted(one["calls"], key=str) == sorted(calls, key=str), question
-        assert [word for word in words if word not in one["answer"]] == [], one
+        assert sorted(answer["calls"], key=str) == sorted(calls, key=str), question
+        assert [word for word in words if word not in answer["answer"]] == [], answer
 
 
 def test_tool_choice_of_all_kinds(tool_variables: dict[str, str]) -> None:

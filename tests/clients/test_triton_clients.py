@@ -59,7 +59,7 @@ Deployments = dict[str, dict[str, str]]
 def whole(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDeployment]:
     """tiny-cpu with one response to each request, and its draft as a model of its own."""
     overrides = [word for value in (*WHOLE, "serving.http=true") for word in ("--set", value)]
-    words = ("tiny-cpu", "--build", "--no-gateway", *overrides, *store.words)
+    words = ("tiny-cpu", "--build", "--no-gateway", *overrides, *store.argv)
     logs = tmp_path_factory.mktemp("whole")
     deployment = ServedDeployment.start(words, "tiny-whole", store.running, logs, deadline_s=600)
     try:
@@ -138,7 +138,7 @@ def run(program: Callable[[str], Program], deployments: Deployments, libraries: 
 
 
 @pytest.mark.parametrize(
-    "example", EXAMPLES, ids=lambda one: f"{one.program}-{one.kind}-{one.text.split()[0]}"
+    "example", EXAMPLES, ids=lambda example: f"{example.program}-{example.kind}-{example.text.split()[0]}"
 )
 def test_the_pages_example_runs(run: Run, answer: str, example: Example) -> None:
     assert (answer if example.prints == "the answer" else example.prints) in run(example)
@@ -315,7 +315,7 @@ def test_kserves_sdk_sees_health_answers_and_faults(
 
 def test_the_page_has_an_example_of_each_program() -> None:
     """On both kinds of deployment, where both can be."""
-    assert {(one.program, one.kind) for one in EXAMPLES} >= {
+    assert {(example.program, example.kind) for example in EXAMPLES} >= {
         ("triton_sdk", "streams"), ("triton_sdk", "whole"), ("kserve", "whole"), ("inflight_batcher", "streams"),
         ("inflight_batcher", "whole"), ("perf_analyzer", "streams"), ("perf_analyzer", "whole"),
     }  # fmt: skip

@@ -52,7 +52,7 @@ def graph() -> dict[str, Any]:
 
 
 def test_variables_are_known_to_dynamo() -> None:
-    known = {name for one in FACTS["variables"].values() for name in one["names"]}
+    known = {name for variable in FACTS["variables"].values() for name in variable["names"]}
     written = set(re.findall(r"\b(?:DYN|ETCD)_\w+", "\n".join(files().values())))
     assert len(written) > 5
     assert written <= known
@@ -142,8 +142,13 @@ def test_the_graph_has_the_form_of_dynamos_own(graph: dict[str, Any]) -> None:
 def test_pods_are_those_of_kubernetes_and_restricted(graph: dict[str, Any], version: str) -> None:
     for component in graph["spec"]["components"]:
         template = component["podTemplate"]
-        one = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
-        assert faults(one, version) == []
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": {"name": "x"},
+            "template": template,
+        }
+        assert faults(manifest, version) == []
         assert least_level(template["spec"]) == "restricted"
         volumes = {volume["name"] for volume in template["spec"]["volumes"]}
         for container in template["spec"]["containers"]:
@@ -156,7 +161,7 @@ def test_the_worker_asks_the_triton_of_its_pod(graph: dict[str, Any]) -> None:
     worker, triton = graph["spec"]["components"][1]["podTemplate"]["spec"]["containers"]
     host, port = worker["command"][-1].split(":")
     assert host == "127.0.0.1"
-    assert int(port) in {one["containerPort"] for one in triton["ports"]}
+    assert int(port) in {port["containerPort"] for port in triton["ports"]}
     assert triton["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert worker["volumeMounts"][0] == triton["volumeMounts"][0]
 

@@ -60,15 +60,15 @@ def test_golden(name: str) -> None:
 def test_every_object_is_one_of_kubernetes_or_of_its_extension(name: str, version: str) -> None:
     found = list(objects(case(name)))
     assert len(found) >= 15
-    assert [(path, fault) for path, one in found for fault in faults(one, version)] == []
+    assert [(path, fault) for path, manifest in found for fault in faults(manifest, version)] == []
 
 
 def test_schemas_refuse_what_does_not_exist() -> None:
     """So that the test above means something: a key that does not exist in each kind of object, at its depths."""
-    for _, one in objects(case("several-nodes")):
-        broken = json.loads(json.dumps(one))
+    for _, manifest in objects(case("several-nodes")):
+        broken = json.loads(json.dumps(manifest))
         next(iter(inner(broken.get("spec", broken))))["nonesuch"] = 1
-        assert faults(broken, VERSIONS[-1]), one["kind"]
+        assert faults(broken, VERSIONS[-1]), manifest["kind"]
 
 
 def inner(value: Any) -> Iterator[Object]:
@@ -144,7 +144,7 @@ class Ending:
             self.drains_s = self.stops_s = int(gateway_values(container["args"])["drain_s"])
             self.waits_s = GatewaySection().max_wait_s
         else:
-            environment = {one["name"]: one.get("value") for one in container["env"]}
+            environment = {variable["name"]: variable.get("value") for variable in container["env"]}
             self.stops_s = int(environment["PIPELINE_STOP_TIMEOUT_S"])
             self.drains_s = drain_s(self.stops_s)
 
@@ -185,7 +185,7 @@ def test_a_start_is_left_its_time(name: str) -> None:
         (container,) = pod["containers"]
         probe = container.get("startupProbe", {})
         if component == "triton" and "exec" in probe:
-            environment = {one["name"]: one.get("value") for one in container["env"]}
+            environment = {variable["name"]: variable.get("value") for variable in container["env"]}
             assert probe["periodSeconds"] * probe["failureThreshold"] > int(
                 environment["PIPELINE_START_TIMEOUT_S"]
             )
@@ -197,9 +197,9 @@ def test_the_time_to_start_follows_the_bytes() -> None:
         recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama",))
         files = cluster_files(recipe, ONE.model_copy(update={"launch": launch}))
         (server,) = (
-            one
-            for _, one in objects(files)
-            if one["kind"] == "Deployment" and "triton" in str(one["metadata"])
+            manifest
+            for _, manifest in objects(files)
+            if manifest["kind"] == "Deployment" and "triton" in str(manifest["metadata"])
         )
         probe = server["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
         assert server["spec"]["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
@@ -228,15 +228,15 @@ def test_nothing_is_left_to_be_filled_in(name: str) -> None:
     for path, text in case(name).items():
         if not path.endswith("dashboard.json"):
             assert not re.search(r"\$\{|<[A-Z_]+>|TODO|CHANGEME", text), path
-    assert not any(one["kind"] == "Secret" for _, one in objects(case(name)))
+    assert not any(manifest["kind"] == "Secret" for _, manifest in objects(case(name)))
 
 
 @every_case
 def test_selectors_find_pods_and_names_lead_somewhere(name: str) -> None:
-    found = [one for _, one in objects(case(name))]
+    found = [manifest for _, manifest in objects(case(name))]
     labels = []
-    for one in found:
-        parts = one.get("spec", {}).get("leaderWorkerTemplate", one.get("spec", {}))
+    for manifest in found:
+        parts = manifest.get("spec", {}).get("leaderWorkerTemplate", manifest.get("spec", {}))
         labels += [parts[key]["metadata"]["labels"] for key in ("template", "leaderTemplate", "workerTemplate")
                    if key in parts]  # fmt: skip
 
@@ -244,19 +244,21 @@ def test_selectors_find_pods_and_names_lead_somewhere(name: str) -> None:
         wanted = {k: v for k, v in selector.items() if not k.startswith("leaderworkerset")}
         return any(wanted.items() <= pod.items() for pod in labels)
 
-    for one in found:
-        if one["kind"] == "Service":
-            assert selects(one["spec"]["selector"])
-        elif one["kind"] in ("Deployment", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor"):
-            assert selects(one["spec"]["selector"]["matchLabels"])
-        elif one["kind"] in ("ScaledObject", "HorizontalPodAutoscaler"):
-            target = one["spec"]["scaleTargetRef"]
+    for manifest in found:
+        if manifest["kind"] == "Service":
+            assert selects(manifest["spec"]["selector"])
+        elif manifest["kind"] in ("Deployment", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor"):
+            assert selects(manifest["spec"]["selector"]["matchLabels"])
+        elif manifest["kind"] in ("ScaledObject", "HorizontalPodAutoscaler"):
+            target = manifest["spec"]["scaleTargetRef"]
             assert any((o["apiVersion"], o["kind"], o["metadata"]["name"]) ==
                        (target["apiVersion"], target["kind"], target["name"]) for o in found)  # fmt: skip
-    accounts = {one["metadata"]["name"] for one in found if one["kind"] == "ServiceAccount"}
+    accounts = {manifest["metadata"]["name"] for manifest in found if manifest["kind"] == "ServiceAccount"}
     named = {pod["serviceAccountName"] for component, pod in pod_specs(case(name)) if component != "redis"}
     assert named <= accounts
-    claims = {one["metadata"]["name"] for one in found if one["kind"] == "PersistentVolumeClaim"}
+    claims = {
+        manifest["metadata"]["name"] for manifest in found if manifest["kind"] == "PersistentVolumeClaim"
+    }
     used = {
         volume["persistentVolumeClaim"]["claimName"]
         for _, pod in pod_specs(case(name))
@@ -264,7 +266,7 @@ def test_selectors_find_pods_and_names_lead_somewhere(name: str) -> None:
         if "persistentVolumeClaim" in volume
     }
     assert used == claims
-    services = {one["metadata"]["name"]: one for one in found if one["kind"] == "Service"}
+    services = {manifest["metadata"]["name"]: manifest for manifest in found if manifest["kind"] == "Service"}
     gateway = arguments(name)
     endpoint, redis = gateway[gateway.index("--endpoint") + 1], gateway_values(gateway)["limits_redis"]
     _, service, port = endpoint.split(":")

@@ -77,8 +77,8 @@ def test_kustomize_puts_every_folder_together(name: str, made_of: Made) -> None:
     )
     for each in applied_folders(files):
         made = made_of(name, each)
-        assert [fault for one in made for fault in faults(one, VERSIONS[-1])] == [], each
-        configs = {one["metadata"]["name"] for one in made if one["kind"] == "ConfigMap"}
+        assert [fault for manifest in made for fault in faults(manifest, VERSIONS[-1])] == [], each
+        configs = {manifest["metadata"]["name"] for manifest in made if manifest["kind"] == "ConfigMap"}
         for _, pod in pod_specs({"made.yaml": yaml.safe_dump_all(made)}):
             mounted = {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
             assert mounted <= configs
@@ -93,7 +93,9 @@ LEVELS = ("restricted", "baseline", "privileged")
 )
 def test_the_namespace_admits_the_pods(overlay: str, namespace: str, made_of: Made) -> None:
     """Pod security admission, as the label of the namespace says; and no more is allowed than is needed."""
-    (place,) = (one for one in made_of("several-nodes", namespace) if one["kind"] == "Namespace")
+    (place,) = (
+        manifest for manifest in made_of("several-nodes", namespace) if manifest["kind"] == "Namespace"
+    )
     level = place["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
     made = yaml.safe_dump_all(made_of("several-nodes", f"overlays/{overlay}"))
     needed = max((least_level(pod) for _, pod in pod_specs({"made.yaml": made})), key=LEVELS.index)
@@ -103,7 +105,7 @@ def test_the_namespace_admits_the_pods(overlay: str, namespace: str, made_of: Ma
 def test_rdma_gives_ranks_a_device_and_pinned_memory(made_of: Made) -> None:
     """A capability counts for root alone; ssh takes no key that others may read."""
     made = made_of("several-nodes", "overlays/rdma")
-    (group,) = (one for one in made if one["kind"] == "LeaderWorkerSet")
+    (group,) = (manifest for manifest in made if manifest["kind"] == "LeaderWorkerSet")
     for role in ("leaderTemplate", "workerTemplate"):
         pod = group["spec"]["leaderWorkerTemplate"][role]["spec"]
         (container,) = pod["containers"]
@@ -124,7 +126,7 @@ def test_a_group_may_have_a_domain_of_the_network_of_its_own(tmp_path: Path) -> 
     head.write_text(
         head.read_text().replace("components:\n", "components:\n  - ../../components/exclusive-topology\n")
     )
-    (group,) = (one for one in built(head.parent) if one["kind"] == "LeaderWorkerSet")
+    (group,) = (manifest for manifest in built(head.parent) if manifest["kind"] == "LeaderWorkerSet")
     key = "leaderworkerset.sigs.k8s.io/exclusive-topology"
     assert group["metadata"]["annotations"][key] == "topology.kubernetes.io/zone"
 
@@ -146,13 +148,17 @@ def test_examples_of_the_site_do_what_they_say(name: str, tmp_path: Path) -> Non
         path = f"overlays/{overlay}/kustomization.yaml"
         (folder / path).write_text(taken(files[path]))
         assert yaml.safe_load(taken(files[path])).keys() > yaml.safe_load(files[path]).keys()
-    accounts = [one for one in built(folder / "overlays/site-namespace") if one["kind"] == "ServiceAccount"]
+    accounts = [
+        manifest
+        for manifest in built(folder / "overlays/site-namespace")
+        if manifest["kind"] == "ServiceAccount"
+    ]
     assert len(accounts) == 2
     for account in accounts:
         assert "eks.amazonaws.com/role-arn" in account["metadata"]["annotations"]
         assert account["imagePullSecrets"] == [{"name": "registry"}]
     made = built(folder / "overlays/site")
-    assert [fault for one in made for fault in faults(one, VERSIONS[-1])] == []
+    assert [fault for manifest in made for fault in faults(manifest, VERSIONS[-1])] == []
     pods = list(pod_specs({"made.yaml": yaml.safe_dump_all(made)}))
     (gateway,) = (pod for component, pod in pods if component == "gateway")
     assert gateway_values(gateway["containers"][0]["args"])["max_waiting"] == "64"
@@ -179,7 +185,11 @@ def server() -> Iterator[ApiServer]:
 
 def kubectl(server: ApiServer, objects: tuple[Object, ...], *words: str) -> None:
     """Run a command of kubectl with the Deployments among some objects that somebody scales."""
-    made = [one for one in objects if one["kind"] == "Deployment" and "redis" not in one["metadata"]["name"]]
+    made = [
+        object_
+        for object_ in objects
+        if object_["kind"] == "Deployment" and "redis" not in object_["metadata"]["name"]
+    ]
     with TemporaryDirectory() as cache_dir:
         line = ["kubectl", "--server", server.url, "--cache-dir", cache_dir, "--namespace", "llama"]
         done = subprocess.run(
@@ -190,7 +200,7 @@ def kubectl(server: ApiServer, objects: tuple[Object, ...], *words: str) -> None
 
 
 def counts(server: ApiServer) -> dict[str, int]:
-    return {name: one["spec"]["replicas"] for name, one in server.objects.items()}
+    return {name: object_["spec"]["replicas"] for name, object_ in server.objects.items()}
 
 
 def test_scaled_numbers_survive_every_apply(server: ApiServer, made_of: Made) -> None:

@@ -22,7 +22,7 @@ from tests.support.kubernetes import (
 
 
 def policies(files: dict[str, str]) -> list[Object]:
-    return [one["spec"] for _, one in objects(files) if one["kind"] == "NetworkPolicy"]
+    return [manifest["spec"] for _, manifest in objects(files) if manifest["kind"] == "NetworkPolicy"]
 
 
 def may_pass(files: dict[str, str], sender: str | None, receiver: str | None, port: int) -> bool:
@@ -33,9 +33,9 @@ def may_pass(files: dict[str, str], sender: str | None, receiver: str | None, po
             return {"app": "other"}
         return next(
             template["metadata"]["labels"]
-            for _, one in objects(files)
-            for template in [one.get("spec", {}).get("template") or
-                             one.get("spec", {}).get("leaderWorkerTemplate", {}).get("leaderTemplate") or {}]
+            for _, manifest in objects(files)
+            for template in [manifest.get("spec", {}).get("template") or
+                             manifest.get("spec", {}).get("leaderWorkerTemplate", {}).get("leaderTemplate") or {}]
             if template and template["metadata"]["labels"]["app.kubernetes.io/name"] == component
         )  # fmt: skip
 
@@ -47,7 +47,7 @@ def may_pass(files: dict[str, str], sender: str | None, receiver: str | None, po
         return not out and selector.get("matchLabels", {}).items() <= given.items()
 
     def allowed(direction: str, here: dict[str, str], there: dict[str, str]) -> bool:
-        of_here = [one for one in policies(files) if matches(one["podSelector"], here)]
+        of_here = [policy for policy in policies(files) if matches(policy["podSelector"], here)]
         if not of_here:
             return True
         peer = "to" if direction == "egress" else "from"
@@ -57,19 +57,19 @@ def may_pass(files: dict[str, str], sender: str | None, receiver: str | None, po
                 or any(matches(p["podSelector"], there) for p in rule[peer] if "podSelector" in p)
             )
             and ("ports" not in rule or port in [entry["port"] for entry in rule["ports"]])
-            for one in of_here
-            for rule in one.get(direction, ())
+            for policy in of_here
+            for rule in policy.get(direction, ())
         )
 
-    one, other = labels(sender), labels(receiver)
-    return allowed("egress", one, other) and allowed("ingress", other, one)
+    sent, other = labels(sender), labels(receiver)
+    return allowed("egress", sent, other) and allowed("ingress", other, sent)
 
 
 def reaches(files: dict[str, str], component: str, address: str, port: int) -> bool:
     """Whether pods of a component may connect to an address outside of the cluster."""
     rules = [
-        rule for one in policies(files) for rule in one.get("egress", ())
-        if one["podSelector"]["matchLabels"].get("app.kubernetes.io/name", component) == component
+        rule for policy in policies(files) for rule in policy.get("egress", ())
+        if policy["podSelector"]["matchLabels"].get("app.kubernetes.io/name", component) == component
     ]  # fmt: skip
     here = ip_address(address)
     return any(
@@ -149,9 +149,9 @@ def test_gateways_reach_the_database_that_the_recipe_names() -> None:
     assert url in files["base/recipe.yaml"]
     (pod,) = (pod for component, pod in pod_specs(files) if component == "gateway")
     secrets = {
-        one["name"]: one["valueFrom"]["secretKeyRef"]["name"]
-        for one in pod["containers"][0]["env"]
-        if "valueFrom" in one
+        variable["name"]: variable["valueFrom"]["secretKeyRef"]["name"]
+        for variable in pod["containers"][0]["env"]
+        if "valueFrom" in variable
     }
     assert secrets == {"PIPELINE_CACHE_PASSWORD": "llama-redis", "PGPASSWORD": "llama-postgres"}
 
@@ -159,10 +159,10 @@ def test_gateways_reach_the_database_that_the_recipe_names() -> None:
 @pytest.mark.parametrize("name", CASES[:2])
 def test_what_is_led_in_from_outside_asks_for_keys(name: str) -> None:
     """The API with its keys, and nothing that everybody may read, such as the metrics of all tenants."""
-    (way,) = (one for _, one in objects(case(name)) if one["kind"] in ("Ingress", "HTTPRoute"))
+    (way,) = (manifest for _, manifest in objects(case(name)) if manifest["kind"] in ("Ingress", "HTTPRoute"))
     (rule,) = way["spec"]["rules"]
-    paths = [one["path"] for one in rule["http"]["paths"]] if "http" in rule else [
-        one["path"]["value"] for one in rule["matches"]
+    paths = [path["path"] for path in rule["http"]["paths"]] if "http" in rule else [
+        match["path"]["value"] for match in rule["matches"]
     ]  # fmt: skip
     assert set(paths) == {"/v1", "/openai"}
     overlay = yaml.safe_load(case(name)["overlays/production/kustomization.yaml"])
@@ -178,7 +178,7 @@ def test_redis_asks_for_a_password(name: str) -> None:
     """One that whoever applies the manifests makes; no list of processes shows it, and no file has it."""
     pods = dict(pod_specs(case(name)))
     (gateway,) = pods["gateway"]["containers"]
-    (asked,) = (one for one in gateway["env"] if one["name"] == "PIPELINE_CACHE_PASSWORD")
+    (asked,) = (variable for variable in gateway["env"] if variable["name"] == "PIPELINE_CACHE_PASSWORD")
     secret = asked["valueFrom"]["secretKeyRef"]
     if name == "object-store":
         assert secret["optional"] is True, "that server is somebody else's"
@@ -199,7 +199,7 @@ def test_packages_are_fetched_by_their_content_and_held_against_the_key() -> Non
     for component in ("triton", "gateway"):
         (fetch,) = pods[component]["initContainers"]
         assert f"package-{'0' * 20}@sha256:{'c' * 64}" in fetch["args"]
-        assert {one["name"]: one["value"] for one in fetch["env"]} == {
+        assert {variable["name"]: variable["value"] for variable in fetch["env"]} == {
             "PIPELINE_VERIFY_KEY": "/etc/pipeline/verify/packages.pem"
         }
         assert verified_by(pods[component], fetch)
@@ -211,11 +211,13 @@ def test_packages_are_fetched_by_their_content_and_held_against_the_key() -> Non
 
 def verified_by(pod: Object, container: Object) -> bool:
     """Whether a container has the public key where its environment names it."""
-    (path,) = (one["value"] for one in container["env"] if one["name"] == "PIPELINE_VERIFY_KEY")
-    (mount,) = (
-        one
-        for one in container["volumeMounts"]
-        if path.startswith(f"{one['mountPath']}/") and one["name"] == "verify"
+    (path,) = (
+        variable["value"] for variable in container["env"] if variable["name"] == "PIPELINE_VERIFY_KEY"
     )
-    (volume,) = (one for one in pod["volumes"] if one["name"] == mount["name"])
+    (mount,) = (
+        mount
+        for mount in container["volumeMounts"]
+        if path.startswith(f"{mount['mountPath']}/") and mount["name"] == "verify"
+    )
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == mount["name"])
     return bool(volume["configMap"]["name"] == "llama-verify")

@@ -25,10 +25,10 @@ def test_every_figure_is_of_the_own_namespace(name: str) -> None:
     """Two deployments of one recipe in two namespaces neither scale nor wake people for each other."""
     queries = [
         rule["expr"]
-        for _, one in objects(case(name)) if one["kind"] == "PrometheusRule"
-        for group in one["spec"]["groups"] for rule in group["rules"]
+        for _, manifest in objects(case(name)) if manifest["kind"] == "PrometheusRule"
+        for group in manifest["spec"]["groups"] for rule in group["rules"]
     ]  # fmt: skip
-    (scaled,) = (one for _, one in objects(case(name)) if one["kind"] == "ScaledObject")
+    (scaled,) = (manifest for _, manifest in objects(case(name)) if manifest["kind"] == "ScaledObject")
     queries += [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
     namespace = scaled_namespace(case(name))
     read = 0
@@ -57,7 +57,7 @@ def test_scaling_reads_metrics_that_there_are() -> None:
     }
     known |= set(engine_metrics())
     for name in CASES:
-        (scaled,) = (one for _, one in objects(case(name)) if one["kind"] == "ScaledObject")
+        (scaled,) = (manifest for _, manifest in objects(case(name)) if manifest["kind"] == "ScaledObject")
         for trigger in scaled["spec"]["triggers"]:
             query = re.sub(r'"[^"]*"', "", trigger["metadata"]["query"])
             read = set(re.findall(r"\b(?:pipeline|nv)_[a-z0-9_]+", query))
@@ -66,14 +66,14 @@ def test_scaling_reads_metrics_that_there_are() -> None:
 
 
 def test_scaling_follows_the_target_of_the_recipe() -> None:
-    (scaled,) = (one for _, one in objects(case("one-node")) if one["kind"] == "ScaledObject")
-    triggers = {one["name"]: one for one in scaled["spec"]["triggers"]}
+    (scaled,) = (manifest for _, manifest in objects(case("one-node")) if manifest["kind"] == "ScaledObject")
+    triggers = {trigger["name"]: trigger for trigger in scaled["spec"]["triggers"]}
     assert set(triggers) == {"requests", "queue-time", "kv-cache"}
     # Half of the 500 ms of slo.ttft_p95_ms.
     assert float(triggers["queue-time"]["metadata"]["threshold"]) == 0.25
     assert (scaled["spec"]["minReplicaCount"], scaled["spec"]["maxReplicaCount"]) == (2, 8)
-    (without,) = (one for _, one in objects(case("cpu")) if one["kind"] == "ScaledObject")
-    assert "queue-time" not in {one["name"] for one in without["spec"]["triggers"]}
+    (without,) = (manifest for _, manifest in objects(case("cpu")) if manifest["kind"] == "ScaledObject")
+    assert "queue-time" not in {trigger["name"] for trigger in without["spec"]["triggers"]}
 
 
 def test_rules_and_dashboard_are_those_of_one_machine() -> None:
@@ -97,10 +97,13 @@ def test_rules_and_dashboard_are_those_of_one_machine() -> None:
     assert rules == yaml.safe_load(made["alerts.yaml"])
     jobs = {
         relabeling["replacement"]
-        for one in documents(files["components/monitoring/monitors.yaml"])
-        for endpoint in (*one["spec"].get("endpoints", ()), *one["spec"].get("podMetricsEndpoints", ()))
+        for document in documents(files["components/monitoring/monitors.yaml"])
+        for endpoint in (
+            *document["spec"].get("endpoints", ()),
+            *document["spec"].get("podMetricsEndpoints", ()),
+        )
         for relabeling in endpoint["relabelings"]
         if relabeling.get("targetLabel") == "job"
     }
     scraped = yaml.safe_load(made["prometheus.yml"])["scrape_configs"]
-    assert jobs == {one["job_name"] for one in scraped}
+    assert jobs == {config["job_name"] for config in scraped}

@@ -42,12 +42,14 @@ def test_a_rollout_is_a_change_of_the_digest_alone() -> None:
 
 def test_ranks_of_several_machines_are_started_by_the_leader() -> None:
     """As many as there are GPUs, on machines that have their share of them, and each pod sees the key."""
-    (group,) = (one for _, one in objects(case("several-nodes")) if one["kind"] == "LeaderWorkerSet")
+    (group,) = (
+        manifest for _, manifest in objects(case("several-nodes")) if manifest["kind"] == "LeaderWorkerSet"
+    )
     template = group["spec"]["leaderWorkerTemplate"]
     leader, worker = (template[key]["spec"] for key in ("leaderTemplate", "workerTemplate"))
     per_pod = [int(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) for pod in (leader, worker)]
     assert per_pod[0] + (template["size"] - 1) * per_pod[1] == MANY.launch.world_size
-    environment = {one["name"]: one["value"] for one in leader["containers"][0]["env"]}
+    environment = {variable["name"]: variable["value"] for variable in leader["containers"][0]["env"]}
     assert environment["PIPELINE_GROUP_GPUS"] == str(per_pod[0])
     assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
     for pod in (leader, worker):
@@ -63,7 +65,9 @@ def test_ranks_of_a_model_stay_together_and_groups_apart() -> None:
     """Machines of one group are in one zone, by the key that LeaderWorkerSet gives the pods of each; leaders alone are
     spread, so that nothing pulls a group apart.
     """
-    (group,) = (one for _, one in objects(case("several-nodes")) if one["kind"] == "LeaderWorkerSet")
+    (group,) = (
+        manifest for _, manifest in objects(case("several-nodes")) if manifest["kind"] == "LeaderWorkerSet"
+    )
     template = group["spec"]["leaderWorkerTemplate"]
     leader, worker = (template[key]["spec"] for key in ("leaderTemplate", "workerTemplate"))
     for pod in (leader, worker):
@@ -75,9 +79,9 @@ def test_ranks_of_a_model_stay_together_and_groups_apart() -> None:
     (spread,) = leader["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
     (deployment,) = (
-        one
-        for _, one in objects(case("one-node"))
-        if one["kind"] == "Deployment" and "triton" in str(one["metadata"])
+        manifest
+        for _, manifest in objects(case("one-node"))
+        if manifest["kind"] == "Deployment" and "triton" in str(manifest["metadata"])
     )
     assert len(deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]) == 2
 
@@ -92,7 +96,7 @@ def test_a_packaged_recipe_is_spread_over_two_machines(tmp_path: Path) -> None:
     done = run(*words, "--output", str(tmp_path / "cluster"), store=tmp_path / "store")
     assert done.exit_code == 0, done.output
     text = (tmp_path / "cluster/base/server.yaml").read_text()
-    (group,) = (one for one in documents(text) if one["kind"] == "LeaderWorkerSet")
+    (group,) = (document for document in documents(text) if document["kind"] == "LeaderWorkerSet")
     template = group["spec"]["leaderWorkerTemplate"]
     gpus = template["leaderTemplate"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
     assert (template["size"], gpus) == (2, "4")

@@ -52,7 +52,7 @@ def size(text: str) -> int:
 def known(name: str) -> tuple[Recipe, Mapping[str, Any]]:
     recipe = load_recipe(name, ("cache.enabled=true",))
     probes = probe_models(recipe, Store(Path("/nonexistent/store")), offline=True)
-    return recipe, {role: one.sizes for role, one in probes.items() if one.sizes is not None}
+    return recipe, {role: probe.sizes for role, probe in probes.items() if probe.sizes is not None}
 
 
 @cache
@@ -102,8 +102,8 @@ def test_no_pod_is_evicted_for_what_it_may_write(name: str, place: str, machine:
     assert {component for component, _ in pods} >= {"triton", "gateway", "redis"}
     for component, pod in pods:
         empty = [volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume]
-        on_disk = sum(size(one["sizeLimit"]) for one in empty if "medium" not in one)
-        in_memory = sum(size(one["sizeLimit"]) for one in empty if one.get("medium") == "Memory")
+        on_disk = sum(size(volume["sizeLimit"]) for volume in empty if "medium" not in volume)
+        in_memory = sum(size(volume["sizeLimit"]) for volume in empty if volume.get("medium") == "Memory")
         # Five files of 10 MiB, for each container.
         logs = 50 * 2**20 * len([*pod.get("initContainers", ()), *pod["containers"]])
         assert on_disk + logs <= limit(pod, "ephemeral-storage"), component
@@ -113,7 +113,7 @@ def test_no_pod_is_evicted_for_what_it_may_write(name: str, place: str, machine:
             for resource in ("ephemeral-storage", "memory"):
                 assert resources["requests"][resource] == resources["limits"][resource]
             mounted = {mount["name"] for mount in container["volumeMounts"]}
-            assert {one["name"] for one in pod["volumes"]} - {"verify"} <= mounted
+            assert {volume["name"] for volume in pod["volumes"]} - {"verify"} <= mounted
 
 
 @every
@@ -148,7 +148,7 @@ def test_the_job_reserves_what_a_build_leaves(name: str, place: str, machine: st
     )
     assert build_bytes(with_lora) == least + 14 * 2**30
     assert artifact_sizes(recipe, models, lora).build >= sizes.build + 14 * 2**30
-    store = [one for _, one in objects(made) if one["kind"] == "PersistentVolumeClaim"]
+    store = [manifest for _, manifest in objects(made) if manifest["kind"] == "PersistentVolumeClaim"]
     jobs = [pod for component, pod in pod_specs(made) if component == "build"]
     assert len(jobs) == (0 if name == "tiny-cpu" else 1)
     if place == "volume":
@@ -160,7 +160,9 @@ def test_the_job_reserves_what_a_build_leaves(name: str, place: str, machine: st
             assert not store
             assert size(volumes(pod)["store"]["emptyDir"]["sizeLimit"]) > least + sizes.weights
         (builder,) = (
-            one for one in (*pod.get("initContainers", ()), *pod["containers"]) if one["name"] == "build"
+            container
+            for container in (*pod.get("initContainers", ()), *pod["containers"])
+            if container["name"] == "build"
         )
         memory = size(builder["resources"]["limits"]["memory"])
         assert memory > max(build_memory_bytes(context), 2 * calibrated_weights(context))
@@ -188,7 +190,9 @@ def test_servers_of_a_packaged_recipe_have_its_gpus(name: str) -> None:
     assert len(servers) == min(machines, 2)
     for pod in servers:
         (gpus,) = {
-            found for one in pod["containers"] if (found := one["resources"]["limits"].get("nvidia.com/gpu"))
+            found
+            for container in pod["containers"]
+            if (found := container["resources"]["limits"].get("nvidia.com/gpu"))
         }
         assert int(gpus) * machines == ranks
     assert runtime_of(recipe).preview_deployment(recipe, models).launch.world_size == ranks

@@ -47,7 +47,7 @@ _METRIC = re.compile(r"\b(?:model(?:_le)?:)?(?:pipeline|nv)_[a-z0-9_]+(?::\w+)?"
 
 
 def files(*recipes: Recipe) -> dict[str, str]:
-    watched = [WatchedDeployment(one, ("gateway:8080",), ("gpu1:8002", "gpu2:8002")) for one in recipes]
+    watched = [WatchedDeployment(recipe, ("gateway:8080",), ("gpu1:8002", "gpu2:8002")) for recipe in recipes]
     return monitoring_files(watched)
 
 
@@ -218,7 +218,7 @@ def watching(program: Path, folder: Path) -> Iterator[Callable[[], set[str]]]:
                 active = json.load(answer)["data"]["activeTargets"]
         except OSError:
             return set()
-        return {one["labels"]["instance"] for one in active if one["labels"]["job"] == "triton"}
+        return {target["labels"]["instance"] for target in active if target["labels"]["job"] == "triton"}
 
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, *words], cwd=folder, stdout=log, stderr=log)

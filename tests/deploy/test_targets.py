@@ -105,7 +105,7 @@ def test_golden(name: str) -> None:
 
 def test_an_image_that_is_built_first_is_named_with_its_command() -> None:
     """Compose and Kubernetes build a stage that serves on it; `docker run` and `pipeline serve` take it as it is."""
-    (version,) = [one.trtllm for one in joined()][-1:]
+    (version,) = [release.trtllm for release in joined()][-1:]
     image = serving_image(version, "pytorch")
     made = gpu_deployment(
         LaunchSpec(mode="llmapi", engine_models=("tensorrt_llm",), weights_gib=8), version=version
@@ -135,8 +135,10 @@ def test_compose_has_keys_of_the_specification_and_names_what_is_there(name: str
     configs, volumes = found.get("configs", {}), found.get("volumes", {})
     for service in found["services"].values():
         assert set(service.get("depends_on", ())) <= set(found["services"])
-        assert {one["source"] for one in service.get("configs", ())} <= set(configs)
-        assert {one["source"] for one in service["volumes"] if one["type"] == "volume"} <= set(volumes)
+        assert {release["source"] for release in service.get("configs", ())} <= set(configs)
+        assert {release["source"] for release in service["volumes"] if release["type"] == "volume"} <= set(
+            volumes
+        )
         # A device has a number or ids, never both.
         resources = service.get("deploy", {}).get("resources", {})
         for device in resources.get("reservations", {}).get("devices", ()):
@@ -156,7 +158,9 @@ def test_everything_is_up_again_after_a_planned_reboot(name: str) -> None:
     """
     file = GOLDEN / name if name in KINDS else GOLDEN.parents[2] / "compose.yaml"
     services = yaml.safe_load(file.read_text("utf-8"))["services"]
-    policies = {name: one.get("restart") for name, one in services.items() if "profiles" not in one}
+    policies = {
+        name: release.get("restart") for name, release in services.items() if "profiles" not in release
+    }
     assert policies == {"triton": "unless-stopped", "gateway": "unless-stopped"}
 
 

@@ -60,7 +60,7 @@ def test_hostile_values_in_a_cluster(value: str) -> None:
     pods = dict(pod_specs(hostile))
     assert pods["triton"]["containers"][0]["image"] == (value or "image")
     assert pods["gateway"]["containers"][0]["image"] == (value or "image")
-    (ingress,) = (one for _, one in objects(hostile) if one["kind"] == "Ingress")
+    (ingress,) = (manifest for _, manifest in objects(hostile) if manifest["kind"] == "Ingress")
     assert ingress["spec"]["ingressClassName"] == value
     assert ingress["spec"]["rules"][0]["host"] == value
     assert plain.keys() == hostile.keys()

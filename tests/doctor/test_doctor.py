@@ -34,8 +34,8 @@ def found(
     in_store: Mapping[str, int] | None = None,
 ) -> DoctorFacts:
     extras = tuple(
-        Extra(one.name, (replace(one.packages[0], installed=None),)) if one.name == lacking else one
-        for one in EXTRAS
+        Extra(extra.name, (replace(extra.packages[0], installed=None),)) if extra.name == lacking else extra
+        for extra in EXTRAS
     )
     return DoctorFacts(machine, extras, server_problem, in_store or {})
 
@@ -51,7 +51,7 @@ def of(recipe: str, all_found: DoctorFacts) -> Verdict:
 
 def obstacles(said: Verdict) -> Mapping[str, list[str]]:
     """Way -> what it is stopped by."""
-    return {way.name: [one.rule or one.subject for one in way.obstacles] for way in said.ways}
+    return {way.name: [obstacle.rule or obstacle.subject for obstacle in way.obstacles] for way in said.ways}
 
 
 def test_a_host_with_docker_and_the_gpu_builds_and_deploys_in_containers() -> None:
@@ -102,7 +102,7 @@ def test_an_old_driver_stops_everything_on_the_gpu() -> None:
 def test_pcie_between_ranks_is_a_warning() -> None:
     said = verdict("llama-3.3-70b-fp8", h100s(4, way="SYS"))
     assert said.runnable
-    assert "host.nvlink" in [one.rule for one in said.warnings]
+    assert "host.nvlink" in [warning.rule for warning in said.warnings]
 
 
 def test_a_full_disk_stops_the_build_alone_and_what_the_store_has_counts() -> None:
@@ -181,8 +181,8 @@ def test_missing_packages_stop_what_needs_them(extra: str, ways: set[str]) -> No
     said = of("tiny-cpu", found(h100s(0), lacking=extra))
     assert {way for way, names in obstacles(said).items() if "packages" in names} == ways
     for way in said.ways:
-        for one in way.obstacles:
-            assert one.fix.startswith("pip install")
+        for obstacle in way.obstacles:
+            assert obstacle.fix.startswith("pip install")
 
 
 def test_a_server_that_cannot_run_stops_the_deployment() -> None:

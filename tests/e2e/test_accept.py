@@ -167,9 +167,9 @@ def test_a_run_that_is_killed_leaves_nothing_running(store: Path, tmp_path: Path
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as run:
         wait_for(lambda: RunningServer.find(store / "running", "tiny-cpu") is not None, "the server", 240)
         started = list(processes_below(run.pid))
-        assert {"serve", "gateway", "tritonserver", "tensorrt_llm"} <= {one.name for one in started}
+        assert {"serve", "gateway", "tritonserver", "tensorrt_llm"} <= {process.name for process in started}
         run.kill()
-    wait_for(lambda: all(ProcessStat.of(one.pid) is None for one in started), "their end", 120)
+    wait_for(lambda: all(ProcessStat.of(process.pid) is None for process in started), "their end", 120)
     assert json.loads(next(tmp_path.glob("accept-*.json")).read_text())["finished"] is False
 
 

@@ -22,6 +22,6 @@ def test_no_attack_is_noticed_by_another_tenant(store: Path) -> None:
         env=environment, stdout=subprocess.PIPE, text=True, timeout=850, check=False,
     )  # fmt: skip
     outcomes = json.loads(done.stdout)
-    assert {one["name"]: one["broken"] for one in outcomes if one["broken"]} == {}
+    assert {outcome["name"]: outcome["broken"] for outcome in outcomes if outcome["broken"]} == {}
     assert len(outcomes) > 10
     assert done.returncode == 0

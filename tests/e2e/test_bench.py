@@ -78,7 +78,7 @@ class Counts:
         assert page is not None
         if record.gateway_url:
             requests = page.total("pipeline_requests_total", endpoint="/v1/chat/completions") or 0.0
-            tokens = [page.total(f"pipeline_{one}_tokens_total") or 0.0 for one in ("prompt", "generation")]
+            tokens = [page.total(f"pipeline_{text}_tokens_total") or 0.0 for text in ("prompt", "generation")]
             return cls(requests, *tokens)
         made = page.by("nv_trt_llm_general_metrics", "general_type", model="tensorrt_llm")
         done = page.by("nv_inference_request_success_total", "model")

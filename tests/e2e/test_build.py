@@ -55,7 +55,9 @@ def test_weights_take_what_was_reserved_for_them(built: Store, again: list[dict[
     """In the package and in all that a build leaves, without what is reserved for small files besides."""
     recipe = load_recipe("tiny-cpu")
     probes = probe_models(recipe, built, offline=True)
-    known = artifact_sizes(recipe, {role: one.sizes for role, one in probes.items() if one.sizes is not None})
+    known = artifact_sizes(
+        recipe, {role: probe.sizes for role, probe in probes.items() if probe.sizes is not None}
+    )
     made = {step["step"]: Path(step["artifact"]) for step in again}
     package = weights(made.pop("package"))
     assert package <= known.package - SMALL_FILES <= 1.2 * package
@@ -65,7 +67,7 @@ def test_weights_take_what_was_reserved_for_them(built: Store, again: list[dict[
 def weights(artifact: Path) -> int:
     """Bytes of the weights in an artifact."""
     files = Manifest.load(artifact).files
-    return sum(one.bytes for name, one in files.items() if name.endswith((".bin", ".safetensors")))
+    return sum(file.bytes for name, file in files.items() if name.endswith((".bin", ".safetensors")))
 
 
 def test_a_dry_run_says_that_nothing_is_left(built: Store) -> None:
@@ -100,7 +102,7 @@ def test_the_gate_keeps_a_report_of_what_passed(built: Store) -> None:
     reports = [json.loads(path.read_text()) for path in built.reports.glob("tiny-cpu-*/report.json")]
     assert reports
     for report in reports:
-        assert [one["files"] for one in report["metrics"]] == ["hf", "trtllm-tp1"]
+        assert [metric["files"] for metric in report["metrics"]] == ["hf", "trtllm-tp1"]
 
 
 def test_a_read_only_store_that_has_all_is_enough(built: Store, tmp_path: Path) -> None:

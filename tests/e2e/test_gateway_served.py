@@ -156,22 +156,22 @@ def the_likeliest_tokens_are_told(client: openai.OpenAI) -> None:
     greedy = client.chat.completions.create(**asked, temperature=0).choices[0]
     assert greedy.logprobs is not None
     told = greedy.logprobs.content or []
-    assert "".join(one.token for one in told) == greedy.message.content
-    for one in told:
-        assert [len(one.top_logprobs), one.top_logprobs[0].token] == [5, one.token]
-        assert one.top_logprobs[0].logprob == pytest.approx(one.logprob, abs=1e-4)
+    assert "".join(log_prob.token for log_prob in told) == greedy.message.content
+    for log_prob in told:
+        assert [len(log_prob.top_logprobs), log_prob.top_logprobs[0].token] == [5, log_prob.token]
+        assert log_prob.top_logprobs[0].logprob == pytest.approx(log_prob.logprob, abs=1e-4)
     for temperature in (0.7, 1.5):
         sampled = client.chat.completions.create(**asked, temperature=temperature, stream=True)
         for chunk in sampled:
             if not (chunk.choices and (found := chunk.choices[0].logprobs)):
                 continue
-            for one in found.content or ():
-                of_it = [other.logprob for other in one.top_logprobs if other.token == one.token]
-                assert of_it == pytest.approx([one.logprob] * len(of_it), abs=1e-4)
-                assert sum(map(exp, (other.logprob for other in one.top_logprobs))) <= 1 + 1e-6
+            for log_prob in found.content or ():
+                of_it = [other.logprob for other in log_prob.top_logprobs if other.token == log_prob.token]
+                assert of_it == pytest.approx([log_prob.logprob] * len(of_it), abs=1e-4)
+                assert sum(map(exp, (other.logprob for other in log_prob.top_logprobs))) <= 1 + 1e-6
     plain = client.completions.create(model="cached", prompt="Where", logprobs=2, temperature=0, max_tokens=3)
     tops = plain.choices[0].logprobs and plain.choices[0].logprobs.top_logprobs
-    assert [len(one) for one in tops or ()] == [2, 2, 2]
+    assert [len(candidate) for candidate in tops or ()] == [2, 2, 2]
 
 
 def two_tools_are_called(client: openai.OpenAI) -> None:

@@ -341,11 +341,11 @@ def test_a_batch_outlives_the_gateways_that_run_it(start: Start) -> None:
         gateways = [cluster.pod("gateway") for _ in range(2)]
         for gateway in gateways:
             gateway.wait_until_ready()
-        one, other = map(cluster.client, gateways)
+        first, second = map(cluster.client, gateways)
         text = "\n".join(map(json.dumps, lines))
-        file = one.files.create(file=("in.jsonl", text.encode()), purpose="batch")
-        assert other.files.content(file.id).text == text
-        batch = other.batches.create(
+        file = first.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+        assert second.files.content(file.id).text == text
+        batch = second.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         )
 
@@ -354,7 +354,7 @@ def test_a_batch_outlives_the_gateways_that_run_it(start: Start) -> None:
             assert counts is not None
             return counts.completed
 
-        wait_for(lambda: completed(one) > 10, "answers", 60)
+        wait_for(lambda: completed(first) > 10, "answers", 60)
         running = next(gateway for gateway in gateways if f"{batch.id}-" in gateway.log)
         left = next(gateway for gateway in gateways if gateway is not running)
         running.kill()

@@ -143,7 +143,7 @@ def test_a_request_that_ends_the_engine_costs_others_a_pause(package: Path, tmp_
                 assert bad.completions.create(prompt="Hi", model="support", max_tokens=4).choices[0].text
             finally:
                 over.set()
-            assert all(one.result() for one in asking), "streams went on, each as if nothing had been"
+            assert all(stream.result() for stream in asking), "streams went on, each as if nothing had been"
         assert restarts(served) == 2
         assert figure(served, 'pipeline_migrations_total{model="support",outcome="ended"}') == 0
         assert figure(served, 'pipeline_loss_events_total{event="quarantined"') == 1
@@ -167,8 +167,8 @@ def test_a_line_of_a_batch_that_ends_the_engine_fails_though_everything_is_resta
         batch = bad.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
         wait_for(lambda: claims.losses(batch.id).get(1) == 1, "the first loss", 120)
         # Everything ends with it, as a supervisor that gives up would.
-        for one in processes_below(served.process.pid):
-            os.kill(one.pid, signal.SIGKILL)
+        for process in processes_below(served.process.pid):
+            os.kill(process.pid, signal.SIGKILL)
         served.process.wait(60)
     with serve(package, tmp_path) as served, client(served, BAD) as bad:
         wait_for(lambda: bad.batches.retrieve(batch.id).status == "completed", "the end of the batch", 240)
@@ -197,9 +197,9 @@ def test_streams_go_on_when_the_engine_is_killed_again_and_again(
             for round in range(4):
                 asked = {prompt: threads.submit(streamed, good, prompt) for prompt in questions}
                 threading.Event().wait(0.1 + 0.15 * round)
-                for one in processes_below(served.process.pid):
-                    if one.name == "tensorrt_llm":
-                        os.kill(one.pid, signal.SIGKILL)
+                for process in processes_below(served.process.pid):
+                    if process.name == "tensorrt_llm":
+                        os.kill(process.pid, signal.SIGKILL)
                 for prompt, answer in asked.items():
                     assert answer.result() == expected[prompt]
         assert figure(served, 'pipeline_migrations_total{model="support",outcome="resumed"}') > 0

@@ -43,7 +43,7 @@ def test_an_own_model_from_its_checkpoint_to_its_answer(build: Build, store: Pat
     (here / "my recipes").mkdir(parents=True)
     there.mkdir()
     pipeline = [sys.executable, "-m", "pipeline.cli.main"]
-    own = ("my recipes/own llama.yaml", *(word for one in SETS for word in ("--set", one)))
+    own = ("my recipes/own llama.yaml", *(word for change in SETS for word in ("--set", change)))
 
     copied = run([*pipeline, "recipes", "copy", "tiny-cpu", "my recipes"], here)
     assert "exit code 0" in run(pasted(following(copied, "next: edit it, then (pipeline recipes .*)")), here)

@@ -43,7 +43,11 @@ def shared_memory(pid: int) -> list[Path]:
     marks = set()
     for process in processes_below(pid):
         variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-        marks |= {one.partition(b"=")[2].decode() for one in variables if one.startswith(f"{MARK}=".encode())}
+        marks |= {
+            variable.partition(b"=")[2].decode()
+            for variable in variables
+            if variable.startswith(f"{MARK}=".encode())
+        }
     return [region for mark in marks for region in Path("/dev/shm").glob(f"{mark}*")]
 
 

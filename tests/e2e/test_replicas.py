@@ -114,7 +114,7 @@ def test_replicas_are_exchanged_and_killed_under_load_and_no_request_fails(
         pytest.skip(f"no Redis here: {error}")
     with ExitStack() as stack:
         stack.enter_context(redis)
-        one, two = (
+        first, two = (
             stack.enter_context(TritonServer.of_package(package, ports=ports, address=address))
             for address in ("127.0.0.1", "127.0.0.2")
         )
@@ -123,7 +123,7 @@ def test_replicas_are_exchanged_and_killed_under_load_and_no_request_fails(
             *("--set", f"gateway={{limits_redis: '{redis.url}', workers: 2}}"),
         )
         url = stack.enter_context(gateway(hosts, *words))
-        both = {one.grpc_url, two.grpc_url}
+        both = {first.grpc_url, two.grpc_url}
         wait_for(lambda: endpoints(url) == both, "both replicas", LONG_S)
 
         # Whoever answers, the answer is the same.
@@ -145,26 +145,26 @@ def test_replicas_are_exchanged_and_killed_under_load_and_no_request_fails(
             try:
                 # One leaves the name, ends what it has, and stops.
                 hosts.write(NAME, "127.0.0.1")
-                wait_for(lambda: endpoints(url) == {one.grpc_url}, "one replica", LONG_S)
+                wait_for(lambda: endpoints(url) == {first.grpc_url}, "one replica", LONG_S)
                 two.stop()
                 two.start()
                 hosts.write(NAME, "127.0.0.1", "127.0.0.2")
                 wait_for(lambda: endpoints(url) == both, "both replicas again", LONG_S)
                 wait_for(lambda: reused(two) > 0, "turns at the one that is back", LONG_S)
                 # The other one is killed, and stays in the name.
-                one.stop(at_once=True)
+                first.stop(at_once=True)
                 before = reused(two)
                 wait_for(lambda: reused(two) > before, "turns at the one that is left", LONG_S)
-                one.start()
-                wait_for(lambda: reused(one) > 0, "turns at the one that was started again", LONG_S)
+                first.start()
+                wait_for(lambda: reused(first) > 0, "turns at the one that was started again", LONG_S)
             finally:
                 stop.set()
-            assert all(one.result(LONG_S) for one in conversing)
+            assert all(conversation.result(LONG_S) for conversation in conversing)
 
         # Two gateways, one of them with two workers, let as many in as one.
         other = stack.enter_context(gateway(hosts, *words))
         wait_for(lambda: endpoints(other) == both, "the other gateway", LONG_S)
         began = time.monotonic()
         with ThreadPoolExecutor(2) as threads:
-            let_in = sum(threads.map(lambda one: asked(one, MINUTE), (url, other)))
+            let_in = sum(threads.map(lambda address: asked(address, MINUTE), (url, other)))
         assert MINUTE <= let_in <= MINUTE + (time.monotonic() - began) * MINUTE / 60 + 1

@@ -45,13 +45,15 @@ def test_cancelled_killed_and_done(build: Build, store: Path, tmp_path: Path) ->
     environment = {"PIPELINE_STORE": str(store)}
     line = f"pipeline rollout tiny-cpu --package {other}"
     with serving(store, tmp_path / "first.log") as (server, record):
-        before = {one.pid for one in below(record.pid)}
+        before = {process.pid for process in below(record.pid)}
         with Command(pasted(line), tmp_path / "cancelled.log", environment) as command:
             command.wait_for("starting Triton", 120)
             assert command.stop(signal.SIGINT) == 130
             assert f"tiny-cpu is served from {first}" in command.said
         assert ready(store) == record
-        assert {one.pid for one in below(record.pid)} == before, "the new Triton is gone, the old one is not"
+        assert {process.pid for process in below(record.pid)} == before, (
+            "the new Triton is gone, the old one is not"
+        )
         assert pipeline("generate", "tiny-cpu", "Hi", "--max-tokens", "4", store=store).returncode == 0
         with Command(pasted(line), tmp_path / "killed.log", environment) as command:
             command.wait_for("starting Triton", 120)
@@ -61,7 +63,7 @@ def test_cancelled_killed_and_done(build: Build, store: Path, tmp_path: Path) ->
             assert command.process.wait(60) == 1
             assert "ended before it was done" in command.said
         server.process.wait(30)
-        wait_for(lambda: not any(one.is_running() for one in everything), "all of it ended", 60)
+        wait_for(lambda: not any(process.is_running() for process in everything), "all of it ended", 60)
     with serving(store, tmp_path / "second.log") as (_, record):
         assert record.deployment.parent == first, "what the recipe says"
         done = pipeline("rollout", "tiny-cpu", "--package", str(other), "--json", store=store)

@@ -43,15 +43,15 @@ def test_the_mix_has_every_kind_and_is_the_same_in_every_run() -> None:
     first, second = (Mix("tiny-cpu", LIMITS, guided=True) for _ in range(2))
     asked = [first.next() for _ in range(600)]
     assert asked == [second.next() for _ in range(600)]
-    assert {one.path for one in asked} == {"/v1/chat/completions", "/v1/completions"}
-    assert {one.tenant for one in asked} == {"shop", "desk", "lab"}
-    assert {one.body["stream"] for one in asked} == {True, False}
+    assert {request.path for request in asked} == {"/v1/chat/completions", "/v1/completions"}
+    assert {request.tenant for request in asked} == {"shop", "desk", "lab"}
+    assert {request.body["stream"] for request in asked} == {True, False}
     for kind in ("response_format", "stop", "seed", "min_tokens"):
-        assert any(kind in one.body for one in asked), kind
-    assert all(one.body["stream"] for one in asked if one.leaves or one.reads_slowly)
-    assert any(one.leaves for one in asked)
-    assert any(one.reads_slowly for one in asked)
-    assert len({json.dumps(one.body["messages"]) for one in asked if one.repeats is not None}) > 1
+        assert any(kind in request.body for request in asked), kind
+    assert all(request.body["stream"] for request in asked if request.leaves or request.reads_slowly)
+    assert any(request.leaves for request in asked)
+    assert any(request.reads_slowly for request in asked)
+    assert len({json.dumps(request.body["messages"]) for request in asked if request.repeats is not None}) > 1
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_minute_with_an_exchange_in_the_middle_has_no_fault(store: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert result["faults"] == result["broken"] == []
-    assert [one["exit_code"] for one in result["exchanges"]] == [0]
+    assert [exchange["exit_code"] for exchange in result["exchanges"]] == [0]
     assert result["requests"] > 50
     assert result["x_cache"]["exact"] > 0
     names = [process["name"] for process in result["processes"]]

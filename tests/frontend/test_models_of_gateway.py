@@ -19,10 +19,10 @@ from tests.support.models import make_tokenizer
 
 
 def test_a_name_of_two_models_is_refused() -> None:
-    one = load_recipe("tiny-cpu", ["serving.aliases=[gpt, shared]"])
+    recipe = load_recipe("tiny-cpu", ["serving.aliases=[gpt, shared]"])
     other = load_recipe("tiny-cpu", ["name=other", "serving.aliases=[tiny-cpu, shared]"])
-    assert _faults_of_aliases([one]) == []
-    assert _faults_of_aliases([one, other]) == [
+    assert _faults_of_aliases([recipe]) == []
+    assert _faults_of_aliases([recipe, other]) == [
         "tiny-cpu: is a name of tiny-cpu and of other: change serving.aliases",
         "shared: is a name of tiny-cpu and of other: change serving.aliases",
     ]

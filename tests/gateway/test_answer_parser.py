@@ -45,7 +45,7 @@ def offered(tools: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "parameters": {
                     "type": "object",
                     "properties": {
-                        key: {"anyOf": [{"type": one} for one in kind]} if isinstance(kind, list) else {"type": kind}
+                        key: {"anyOf": [{"type": each} for each in kind]} if isinstance(kind, list) else {"type": kind}
                         for key, kind in parameters.items()
                     },
                 },
@@ -164,7 +164,7 @@ def test_whatever_a_model_writes_comes_out_the_same_in_any_pieces(
 
 
 @given(
-    st.sampled_from([one for one in dialects() if one.form not in ("channels", "python")]),
+    st.sampled_from([dialect for dialect in dialects() if dialect.form not in ("channels", "python")]),
     st.dictionaries(
         st.sampled_from(["location", "unit"]),
         st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)

@@ -156,19 +156,23 @@ def test_models_are_listed_as_anthropics(borrow: Start) -> None:
         return http.get(f"{running.url}/v1/models{path}", headers=headers).json()
 
     listed = get("")
-    assert [one["id"] for one in listed["data"]] == ["tiny", "small", "smaller"]
+    assert [item["id"] for item in listed["data"]] == ["tiny", "small", "smaller"]
     assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "tiny", "smaller")
-    one = listed["data"][1]
-    assert (one["type"], one["display_name"], one["created_at"]) == ("model", "tiny", "1970-01-01T00:00:01Z")
-    assert (one["max_input_tokens"], one["max_tokens"]) == (50, 40)
-    assert get("/small") == one
+    listed_model = listed["data"][1]
+    assert (listed_model["type"], listed_model["display_name"], listed_model["created_at"]) == (
+        "model",
+        "tiny",
+        "1970-01-01T00:00:01Z",
+    )
+    assert (listed_model["max_input_tokens"], listed_model["max_tokens"]) == (50, 40)
+    assert get("/small") == listed_model
     pages = {
         "?limit=2": (["tiny", "small"], True), "?limit=2&after_id=small": (["smaller"], False),
         "?limit=1&before_id=smaller": (["small"], True), "?before_id=small": (["tiny"], False),
     }  # fmt: skip
     for query, (ids, more) in pages.items():
         found = get(query)
-        assert ([one["id"] for one in found["data"]], found["has_more"]) == (ids, more)
+        assert ([item["id"] for item in found["data"]], found["has_more"]) == (ids, more)
     for path in ("/other", "?after_id=other", "?limit=0"):
         assert get(path)["type"] == "error"
     assert http.get(f"{running.url}/v1/models").json()["object"] == "list"

@@ -33,8 +33,8 @@ def test_chunks_and_figures_for_scripts_and_a_prompt_without_template(borrow: St
     running = borrow(Reply(["a", "b"]))
     done = run(running, "stream", "--raw", "once upon", "--json", "--model", "tiny")
     *chunks, end = map(json.loads, done.stdout.splitlines())
-    assert [one["index"] for one in chunks] == list(range(len(chunks)))
-    assert "".join(one["text"] for one in chunks) == "ab"
+    assert [chunk["index"] for chunk in chunks] == list(range(len(chunks)))
+    assert "".join(chunk["text"] for chunk in chunks) == "ab"
     assert chunks[-1]["finish_reason"] == "stop"
     assert end["request_id"].startswith("cmpl-")
     assert end["stats"]["output_tokens"] == 2

@@ -78,18 +78,18 @@ def test_what_is_read_is_what_was_written(
     place: StatePlace, size: int, reads: list[tuple[float, int]]
 ) -> None:
     """At any place of a file, by another gateway."""
-    one, other = place.first or place.batches(), place.batches() if place.kind == "folder" else place.first
+    first, second = place.first or place.batches(), place.batches() if place.kind == "folder" else place.first
     text = bytes(range(251)) * (size // 251 + 1)
-    made = add(one, text[:size])
+    made = add(first, text[:size])
     assert made.bytes == size
-    with (other or one).open_content("ann", made.id) as file:
+    with (second or first).open_content("ann", made.id) as file:
         for share, length in reads:
             at = int(share * size)
             file.seek(at)
             assert file.read(length) == text[:size][at : at + length]
         file.seek(0)
         assert file.read() == text[:size]
-    one.delete_file("ann", made.id)
+    first.delete_file("ann", made.id)
 
 
 def test_what_a_tenant_keeps_is_bounded(place: StatePlace) -> None:
@@ -113,7 +113,11 @@ def test_what_a_tenant_keeps_is_bounded(place: StatePlace) -> None:
     kept.limits = replace(kept.limits, tenant_bytes=99)
     run("batch_3")
     run("batch_4")
-    assert [one.id for one in kept.batches("ann", after=None, limit=9)] == ["batch_4", "batch_3", "batch_2"]
+    assert [batch.id for batch in kept.batches("ann", after=None, limit=9)] == [
+        "batch_4",
+        "batch_3",
+        "batch_2",
+    ]
     kept.limits = replace(kept.limits, unfinished=1)
     batch(kept, first, "batch_5")
     assert refused(lambda: batch(kept, first, "batch_6")) == (429, "batch_limit")
@@ -153,13 +157,13 @@ def test_tenants_do_not_learn_of_each_other(place: StatePlace) -> None:
         )
     for id in ("batch_foreign", *STRANGE):
         assert refused(lambda id=id: kept.batch("ann", id)) == (404, "batch_not_found")
-        assert refused(lambda id=id: kept.change("ann", id, lambda one: one)) == (404, "batch_not_found")
+        assert refused(lambda id=id: kept.change("ann", id, lambda batch: batch)) == (404, "batch_not_found")
         assert not kept.batches("ann", after=id, limit=9)
     assert not kept.files("ann", after=None, limit=9, newest_first=True, purpose="\0")
     assert [
-        one.id for one in kept.files("ann", after=ours.id, limit=9, newest_first=False, purpose=None)
+        file.id for file in kept.files("ann", after=ours.id, limit=9, newest_first=False, purpose=None)
     ] == [more.id]
-    assert [one.id for one in kept.batches("ann", after="batch_2", limit=9)] == ["batch_1"]
+    assert [batch.id for batch in kept.batches("ann", after="batch_2", limit=9)] == ["batch_1"]
 
 
 def test_one_gateway_runs_a_batch_until_its_claim_ends(
@@ -167,69 +171,71 @@ def test_one_gateway_runs_a_batch_until_its_claim_ends(
 ) -> None:
     """What one that was stopped writes later is refused: nothing is lost, and nothing is there twice."""
     monkeypatch.setattr(claims, "CLAIM_S", 60.0)
-    one, other = place.batches(), place.batches()
-    batch(one, add(one))
-    stopped = claim(one)
-    assert (other.claims.claim("ann", "batch_1"), list(other.claims.claimable())) == (None, [])
-    one.claims.renew(stopped)
-    one.claims.add_answers(stopped, [(0, False, "zero"), (1, True, "one")])
+    first, second = place.batches(), place.batches()
+    batch(first, add(first))
+    stopped = claim(first)
+    assert (second.claims.claim("ann", "batch_1"), list(second.claims.claimable())) == (None, [])
+    first.claims.renew(stopped)
+    first.claims.add_answers(stopped, [(0, False, "zero"), (1, True, "one")])
     # From now on nobody renews it.
     monkeypatch.setattr(claims, "CLAIM_S", 0.05)
-    one.claims.renew(stopped)
+    first.claims.renew(stopped)
     monkeypatch.setattr(claims, "CLAIM_S", 60.0)
     wait_for(
-        lambda: [found.batch.id for found in other.claims.claimable()] == ["batch_1"], "the end of the claim"
+        lambda: [found.batch.id for found in second.claims.claimable()] == ["batch_1"], "the end of the claim"
     )
-    held = claim(other)
+    held = claim(second)
     assert held.run > stopped.run
-    assert other.claims.answered("batch_1") == {0, 1}
+    assert second.claims.answered("batch_1") == {0, 1}
     for write in (
-        lambda: one.claims.add_answers(stopped, [(2, False, "late")]),
-        lambda: one.claims.change(stopped, lambda found: found),
-        lambda: one.claims.finish(stopped, "completed"),
-        lambda: one.claims.renew(stopped),
-        lambda: one.claims.claimed(stopped),
+        lambda: first.claims.add_answers(stopped, [(2, False, "late")]),
+        lambda: first.claims.change(stopped, lambda found: found),
+        lambda: first.claims.finish(stopped, "completed"),
+        lambda: first.claims.renew(stopped),
+        lambda: first.claims.claimed(stopped),
     ):
         with pytest.raises(ClaimLost):
             write()
-    one.claims.release(stopped)
-    assert other.claims.claim("ann", "batch_1") is None, "who has lost it gives nothing back"
+    first.claims.release(stopped)
+    assert second.claims.claim("ann", "batch_1") is None, "who has lost it gives nothing back"
     # An answer that is there stays.
-    other.claims.add_answers(held, [(1, False, "again"), (3, False, "three"), (2, False, "two")])
-    ended = other.claims.finish(held, "completed")
+    second.claims.add_answers(held, [(1, False, "again"), (3, False, "three"), (2, False, "two")])
+    ended = second.claims.finish(held, "completed")
     assert ended.request_counts.model_dump() == {"total": 0, "completed": 3, "failed": 1}
-    assert content(one, ended.output_file_id) == b"zero\ntwo\nthree\n"
-    assert content(one, ended.error_file_id) == b"one\n"
-    assert one.batch("ann", "batch_1") == ended
+    assert content(first, ended.output_file_id) == b"zero\ntwo\nthree\n"
+    assert content(first, ended.error_file_id) == b"one\n"
+    assert first.batch("ann", "batch_1") == ended
     for late in (stopped, held):
         with pytest.raises(ClaimLost):
-            other.claims.finish(late, "completed")
-    assert other.claims.claim("ann", "batch_1") is None, "it is over"
-    assert len(one.files("ann", after=None, limit=9, newest_first=True, purpose=None)) == 3
+            second.claims.finish(late, "completed")
+    assert second.claims.claim("ann", "batch_1") is None, "it is over"
+    assert len(first.files("ann", after=None, limit=9, newest_first=True, purpose=None)) == 3
 
 
 def test_a_claim_that_is_given_back_is_free_at_once(place: StatePlace) -> None:
-    one, other = place.batches(), place.batches()
-    batch(one, add(one))
-    held = claim(one)
-    one.claims.release(held)
-    assert claim(other).run > held.run
+    first, second = place.batches(), place.batches()
+    batch(first, add(first))
+    held = claim(first)
+    first.claims.release(held)
+    assert claim(second).run > held.run
 
 
 def test_losses_of_servers_stay_with_the_batch(place: StatePlace) -> None:
     """Whichever gateway goes on with it, until it is over."""
-    one, other = place.batches(), place.batches()
-    batch(one, add(one))
-    held = claim(one)
-    assert [kept.claims.count_loss("batch_1", line) for kept, line in ((one, 3), (one, 5), (other, 3))] == [
+    first, second = place.batches(), place.batches()
+    batch(first, add(first))
+    held = claim(first)
+    assert [
+        kept.claims.count_loss("batch_1", line) for kept, line in ((first, 3), (first, 5), (second, 3))
+    ] == [
         1,
         1,
         2,
     ]
-    assert other.claims.losses("batch_1") == {3: 2, 5: 1}
-    assert one.claims.losses("batch_2") == {}
-    one.claims.finish(held, "completed")
-    assert other.claims.losses("batch_1") == {}
+    assert second.claims.losses("batch_1") == {3: 2, 5: 1}
+    assert first.claims.losses("batch_2") == {}
+    first.claims.finish(held, "completed")
+    assert second.claims.losses("batch_1") == {}
 
 
 def test_answers_of_gateways_that_race_are_there_once(place: StatePlace) -> None:
@@ -269,7 +275,7 @@ def test_what_is_expired_or_left_behind_is_swept(place: StatePlace, monkeypatch:
     monkeypatch.setattr(storage, "_ABANDONED_S", -1.0)
     kept.sweep()
     assert refused(lambda: kept.file("ann", file.id)) == (404, "file_not_found")
-    assert [one.id for one in kept.batches("ann", after=None, limit=9)] == ["batch_1"], "it is not over"
+    assert [batch.id for batch in kept.batches("ann", after=None, limit=9)] == ["batch_1"], "it is not over"
     assert content(kept, used.id) == b"{}", "a batch that is not over reads it"
     stored = {used.id}
     if place.kind == "folder":

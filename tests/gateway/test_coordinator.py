@@ -45,8 +45,8 @@ def test_workers_together_allow_what_one_process_would(steps: list[tuple[int, in
 
     alone, of_workers = tenant(), [tenant() for _ in range(3)]
     usage = SharedUsage.create(Tenants({"": tenant()}), 3)
-    for number, one in enumerate(of_workers):
-        SharedUsage(usage.descriptor, Tenants({"": one}), 3).share(number)
+    for number, worker in enumerate(of_workers):
+        SharedUsage(usage.descriptor, Tenants({"": worker}), 3).share(number)
 
     entered: list[AsyncExitStack] = []
 
@@ -66,7 +66,7 @@ def test_workers_together_allow_what_one_process_would(steps: list[tuple[int, in
             clock.now += pause_s
             said = await ask(of_workers[worker], tokens, stays=stays)
             assert said == await ask(alone, tokens, stays=stays)
-            assert {one.running for one in of_workers} == {alone.running}
+            assert {worker.running for worker in of_workers} == {alone.running}
         # When workers are gone, nothing of theirs runs any more.
         for number in range(3):
             usage.forget(number)
@@ -86,7 +86,7 @@ class Told:
         self.messages.append(json.loads(json.dumps({"op": op, **fields})))
 
     def last(self, op: str) -> dict[str, Any]:
-        return next((one for one in reversed(self.messages) if one["op"] == op), {})
+        return next((message for message in reversed(self.messages) if message["op"] == op), {})
 
 
 def test_while_workers_are_at_two_packages_requests_wait_unless_both_can_be_asked() -> None:

@@ -65,8 +65,8 @@ def _unknown(value: Any) -> Iterator[str]:
     if isinstance(value, BaseModel):
         yield from (f"{type(value).__name__}.{name}: unknown" for name in value.model_extra or ())
         value = list(vars(value).values())
-    for one in value if isinstance(value, list) else ():
-        yield from _unknown(one)
+    for item in value if isinstance(value, list) else ():
+        yield from _unknown(item)
 
 
 class Asked:
@@ -148,8 +148,8 @@ def files_and_batches(asked: Asked) -> Iterator[tuple[Any, Any]]:
     fields = {"input_file_id": file["id"], "endpoint": LINE["url"], "completion_window": "24h"}
     batch = asked.json("POST", "/v1/batches", json=fields)
     yield Batch, batch
-    for one in asked.json("GET", "/v1/batches")["data"]:
-        yield Batch, one
+    for item in asked.json("GET", "/v1/batches")["data"]:
+        yield Batch, item
     other = asked.json("POST", "/v1/files", **upload)
     yield FileDeleted, asked.json("DELETE", f"/v1/files/{other['id']}")
 

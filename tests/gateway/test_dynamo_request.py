@@ -21,7 +21,7 @@ from tests.support.deployments import gpu_deployment
 DEPLOYMENT = gpu_deployment(LaunchSpec()).model_copy(
     update={"end_id": 5, "stop_token_ids": (2,), "guided_decoding": True}
 )
-FIELDS = {name: tuple(one["names"]) for name, one in read_facts("dynamo.yaml")["request"].items()}
+FIELDS = {name: tuple(fact["names"]) for name, fact in read_facts("dynamo.yaml")["request"].items()}
 PLAIN = {"max_tokens": DEPLOYMENT.limits.max_output_tokens, "temperature": 1.0, "token_ids": True}
 # Values that ask for something; a field that is not here must be refused by its name, whatever it holds.
 OBEYED: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -198,7 +198,7 @@ def test_kimi_k25_reads_tools_in_typescript(tmp_path: Path) -> None:
         "$defs": {"Place": place},
     }
     route = {"name": "route", "description": "Find a way.\n\nBy land.", "parameters": parameters}
-    tools: list[Any] = [{"type": "function", "function": one} for one in (route, {"name": "wait"})]
+    tools: list[Any] = [{"type": "function", "function": function} for function in (route, {"name": "wait"})]
     (tmp_path / "chat_template.jinja").write_text("{{ tools_ts_str or tools | tojson }}")
     template = load_chat_template(tmp_path, tool_section=True)
     assert template is not None

@@ -139,7 +139,7 @@ def test_ids_of_others_are_unknown_ids(
         assert foreign[0] in ({200} if "after" in path else {400, 404}), (method, path)
     assert seen == set(ids)
     for path in ("files", "batches", "messages/batches"):
-        assert not set(ids.values()) & {one["id"] for one in other.http.get(f"/v1/{path}").json()["data"]}
+        assert not set(ids.values()) & {item["id"] for item in other.http.get(f"/v1/{path}").json()["data"]}
     # All of it is there as it was, for its owner.
     for path in (f"files/{ids['file']}", f"batches/{ids['batch']}", f"responses/{ids['response']}"):
         assert owner.get(f"/v1/{path}").status_code == 200

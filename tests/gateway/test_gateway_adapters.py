@@ -73,7 +73,7 @@ def test_log_and_metrics_tell_the_adapter(running: Running, caplog: pytest.LogCa
 
 def test_adapters_are_listed_with_their_base(running: Running) -> None:
     listed = http.get(f"{running.url}/v1/models").json()["data"]
-    assert [(one["id"], one["root"], one["parent"]) for one in listed] == [
+    assert [(item["id"], item["root"], item["parent"]) for item in listed] == [
         ("tiny", "tiny", None),
         ("tiny:tone", "tiny", "tiny"),
         ("tiny:sql", "tiny", "tiny"),
@@ -81,7 +81,7 @@ def test_adapters_are_listed_with_their_base(running: Running) -> None:
     shown = http.get(f"{running.url}/v1/models/tiny:sql").json()
     assert shown["id"] == "tiny:sql"
     anthropic = http.get(f"{running.url}/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
-    assert [one["id"] for one in anthropic["data"]] == list(NAMES)
+    assert [item["id"] for item in anthropic["data"]] == list(NAMES)
 
 
 def test_our_client_of_a_gateway_takes_the_parameter_of_the_others(running: Running) -> None:

@@ -32,9 +32,9 @@ def test_an_alias_names_the_model_and_metrics_have_its_own_name(start: Start) ->
     client = running.client()
     for name in ("tiny", "gpt-4o", "org/Tiny"):
         assert client.completions.create(model=name, prompt="x").model == "tiny"
-    listed = {one.id: one.model_dump() for one in client.models.list()}
+    listed = {model.id: model.model_dump() for model in client.models.list()}
     assert list(listed) == ["tiny", "gpt-4o", "org/Tiny"]
-    assert {one["root"] for one in listed.values()} == {"tiny"}
+    assert {model["root"] for model in listed.values()} == {"tiny"}
     assert client.models.retrieve("org/Tiny").model_dump() == listed["org/Tiny"]
     with pytest.raises(openai.NotFoundError, match=r"there are: tiny, gpt-4o, org/Tiny"):
         client.completions.create(model="gpt", prompt="x")
@@ -97,8 +97,8 @@ def test_the_description_has_every_endpoint_and_refers_to_what_is_there(describe
     api = get(described, "/openapi.json").json()
     table = described.gateway.context.routes
     operations = {(method.upper(), path) for path, found in api["paths"].items() for method in found}
-    assert operations == {(one.method, re.sub(r":\w+}", "}", one.path)) for one in table}
-    ids = [one["operationId"] for found in api["paths"].values() for one in found.values()]
+    assert operations == {(route.method, re.sub(r":\w+}", "}", route.path)) for route in table}
+    ids = [operation["operationId"] for found in api["paths"].values() for operation in found.values()]
     assert len(ids) == len(set(ids))
     text = json.dumps(api)
     schemas = api["components"]["schemas"]

@@ -46,7 +46,7 @@ def lines(count: int, **body: Any) -> list[dict[str, Any]]:
 
 
 def upload(client: openai.OpenAI, requests: Sequence[Any]) -> str:
-    text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in requests)
+    text = "\n".join(request if isinstance(request, str) else json.dumps(request) for request in requests)
     return client.files.create(file=("in.jsonl", text.encode()), purpose="batch").id
 
 
@@ -76,7 +76,7 @@ def read(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 
 def asked(upstream: Upstream) -> Counter[str]:
     """How often the model was asked each line."""
-    return Counter(one.prompt.rpartition("user: ")[2].strip() for one in upstream.requests)
+    return Counter(request.prompt.rpartition("user: ")[2].strip() for request in upstream.requests)
 
 
 def test_a_batch_from_its_upload_to_its_output(start: Start, tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_a_batch_from_its_upload_to_its_output(start: Start, tmp_path: Path) -> 
     assert done.request_counts.model_dump() == {"total": 4, "completed": 3, "failed": 1}
     assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at  # type: ignore[operator]
     output, (error,) = read(client, done.output_file_id), read(client, done.error_file_id)
-    assert [one["custom_id"] for one in output] == ["r0", "r1", "r2"]
-    for one in output:
-        assert (one["error"], one["response"]["status_code"]) == (None, 200)
-        assert one["response"]["body"]["choices"][0]["message"]["content"] == "On its way."
+    assert [line["custom_id"] for line in output] == ["r0", "r1", "r2"]
+    for line in output:
+        assert (line["error"], line["response"]["status_code"]) == (None, 200)
+        assert line["response"]["body"]["choices"][0]["message"]["content"] == "On its way."
     assert (error["custom_id"], error["response"]["status_code"]) == ("refused", 400)
     assert error["response"]["body"]["error"]["param"] == "temperature"
-    assert len({one["id"] for one in (*output, error)}) == 4
+    assert len({line["id"] for line in (*output, error)}) == 4
     # Metrics and log have the model's own name.
     assert (
         f'{{adapter="",endpoint="{CHAT}",model="tiny",status="200"}} 3.0'
@@ -113,10 +113,10 @@ def test_lists_in_pages_and_what_is_deleted_is_gone(start: Start, tmp_path: Path
     client = running.client()
     files = [upload(client, lines(1)) for _ in range(3)]
     batches = [
-        client.batches.create(input_file_id=one, endpoint=CHAT, completion_window="24h").id for one in files
+        client.batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h").id for file in files
     ]
-    assert [one.id for one in client.batches.list(limit=2)] == batches[::-1], "all pages"
-    assert [one.id for one in client.files.list(limit=2, order="asc", purpose="batch")] == files
+    assert [batch.id for batch in client.batches.list(limit=2)] == batches[::-1], "all pages"
+    assert [file.id for file in client.files.list(limit=2, order="asc", purpose="batch")] == files
     for id in batches:
         wait_until(client, client.batches.retrieve(id), "completed")
     assert client.files.delete(files[0]).deleted
@@ -124,7 +124,7 @@ def test_lists_in_pages_and_what_is_deleted_is_gone(start: Start, tmp_path: Path
         client.files.content(files[0])
     assert len(list(client.files.list())) == 5
     contents = {path.name for path in (tmp_path / "batches" / "contents").iterdir()}
-    assert contents == {one.id for one in client.files.list()}
+    assert contents == {file.id for file in client.files.list()}
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "batches" / "contents").iterdir())
 
 
@@ -166,7 +166,7 @@ def test_a_file_with_faults_fails_with_all_of_them(
     failed = wait_until(client, create(client, requests), *FINAL)
     assert (failed.status, failed.output_file_id, failed.error_file_id) == ("failed", None, None)
     assert failed.errors is not None
-    assert [(one.line, one.code, one.param) for one in failed.errors.data or []] == faults
+    assert [(fault.line, fault.code, fault.param) for fault in failed.errors.data or []] == faults
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +238,8 @@ def test_what_a_hostile_file_costs_is_bounded(tmp_path: Path) -> None:
             _, found = opened.check(CHAT, ["tiny"])
         finally:
             opened.close()
-        assert all(len(one.message) < 300 for one in found)
-        return [(one.line, one.code) for one in found]
+        assert all(len(fault.message) < 300 for fault in found)
+        return [(fault.line, fault.code) for fault in found]
 
     long = "x" * 200_000
     line = lines(1)[0]
@@ -326,12 +326,12 @@ def test_workers_share_the_slots_that_a_batch_gives_back(tmp_path: Path) -> None
         for _ in range(4):
             streams.append(client.completions.create(model="tiny", prompt="one", stream=True))
             next(streams[-1])
-        assert all(one.cancelled.wait(20) for one in upstream.requests[:2])
+        assert all(request.cancelled.wait(20) for request in upstream.requests[:2])
         batch_hangs = False
         for stream in streams:
             stream.close()
         done = wait_until(client, batch, *FINAL)
-        assert [one["custom_id"] for one in read(client, done.output_file_id)] == ["r0", "r1", "r2"]
+        assert [line["custom_id"] for line in read(client, done.output_file_id)] == ["r0", "r1", "r2"]
 
 
 def test_cancel_keeps_what_was_answered(start: Start, tmp_path: Path) -> None:
@@ -347,9 +347,9 @@ def test_cancel_keeps_what_was_answered(start: Start, tmp_path: Path) -> None:
     assert client.batches.cancel(batch.id).status == "cancelling"
     done = wait_until(client, batch, *FINAL)
     assert (done.status, done.error_file_id) == ("cancelled", None)
-    assert [one["custom_id"] for one in read(client, done.output_file_id)] == ["r0"]
-    hanging = [one for one in running.upstream.requests if "line0" not in one.prompt]
-    assert all(one.cancelled.wait(20) for one in hanging)
+    assert [line["custom_id"] for line in read(client, done.output_file_id)] == ["r0"]
+    hanging = [request for request in running.upstream.requests if "line0" not in request.prompt]
+    assert all(request.cancelled.wait(20) for request in hanging)
     with pytest.raises(openai.ConflictError, match="Cannot cancel a batch with status 'cancelled'"):
         client.batches.cancel(batch.id)
 
@@ -366,9 +366,9 @@ def test_what_is_not_answered_in_time_says_so(
     done = wait_until(client, create(client, lines(3)), *FINAL)
     assert done.status == "expired"
     told = read(client, done.error_file_id)
-    assert {one["error"]["code"] for one in told} == {"batch_expired"}
+    assert {line["error"]["code"] for line in told} == {"batch_expired"}
     answers = read(client, done.output_file_id) if done.output_file_id else []
-    assert sorted(one["custom_id"] for one in (*told, *answers)) == ["r0", "r1", "r2"]
+    assert sorted(line["custom_id"] for line in (*told, *answers)) == ["r0", "r1", "r2"]
 
 
 def test_a_full_disk_loses_nothing(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -34,11 +34,11 @@ def client(shared_start: Start) -> openai.OpenAI:
 def test_vectors_of_several_inputs(client: openai.OpenAI, form: Any) -> None:
     fields = {} if form is None else {"encoding_format": form}
     answer = client.embeddings.create(model="tiny", input=["a b", "abcd"], **fields)
-    assert [one.index for one in answer.data] == [0, 1]
+    assert [item.index for item in answer.data] == [0, 1]
     if form == "base64":
-        vectors = [np.frombuffer(base64.b64decode(str(one.embedding)), "<f4") for one in answer.data]
+        vectors = [np.frombuffer(base64.b64decode(str(item.embedding)), "<f4") for item in answer.data]
     else:
-        vectors = [np.array(one.embedding, np.float32) for one in answer.data]
+        vectors = [np.array(item.embedding, np.float32) for item in answer.data]
     np.testing.assert_array_equal(vectors, np.array([[3, 0.5, -0.1], [4, 0.5, -0.1]], np.float32))
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (3, 3)
     assert answer.model == "letters"

@@ -91,10 +91,10 @@ def samples(page: str) -> dict[tuple[Any, ...], float]:
 
 
 def test_gateways_of_one_process_count_for_themselves(start: Start) -> None:
-    one, other = start(), start()
-    one.client().models.list()
-    assert "/v1/models" in http.get(f"{one.url}/metrics").text
-    assert "/v1/models" not in http.get(f"{other.url}/metrics").text
+    first, second = start(), start()
+    first.client().models.list()
+    assert "/v1/models" in http.get(f"{first.url}/metrics").text
+    assert "/v1/models" not in http.get(f"{second.url}/metrics").text
 
 
 def test_how_streams_end_is_counted_after_their_header_too(start: Start) -> None:

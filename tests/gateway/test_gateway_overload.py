@@ -131,7 +131,14 @@ def no_readers(port: int, upstream: FakeServer) -> Iterator[None]:
     before = len(upstream.requests)
 
     def finished() -> bool:
-        return sum(one.finished.is_set() for one in upstream.requests[before:] if one.prompt == "long") == 3
+        return (
+            sum(
+                request.finished.is_set()
+                for request in upstream.requests[before:]
+                if request.prompt == "long"
+            )
+            == 3
+        )
 
     with ExitStack() as stack:
         for _ in range(3):

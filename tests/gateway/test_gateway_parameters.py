@@ -109,7 +109,7 @@ def test_prompts_of_token_ids(start: Start) -> None:
     for prompt in ([1, 2, 3], [1, 2, 3], [[1, 2, 3], [4]]):
         answer = complete(running, prompt=prompt, temperature=0)
         assert answer.usage.prompt_tokens == (3 if prompt == [1, 2, 3] else 4)
-    asked = [list(one.tensors["prompt_token_ids"]) for one in running.upstream.requests]
+    asked = [list(request.tensors["prompt_token_ids"]) for request in running.upstream.requests]
     assert asked == [[1, 2, 3], [4]], "the second request, and a part of the third, are in the cache"
     complete(running, prompt="1 2 3", temperature=0)
     assert sent(running).prompt == "1 2 3", "a text is another question than token ids that it may have"
@@ -192,7 +192,7 @@ def test_fields_for_the_chat_template(start: Start) -> None:
     ]
     answers = [chat(running, temperature=0, **fields) for fields in asked]
     question = "<user>Where is my parcel?</>"
-    assert [one.prompt for one in running.upstream.requests] == [
+    assert [request.prompt for request in running.upstream.requests] == [
         f"plain {question}<assistant>",
         f"{question}<assistant>",
         f"plain {question}",

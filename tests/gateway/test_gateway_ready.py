@@ -99,7 +99,7 @@ def test_the_ill_one_of_two_servers_is_not_asked(start: Start, other: FakeServer
     both = running.gateway.models["both"] = tiny([running.upstream.url, other.url], name="both")
     running.client().completions.create(model="both", prompt="x")
     other.stop()
-    wait_for(lambda: [one.ill for one in both.client.endpoints] == [False, True], "a mark", 30)
+    wait_for(lambda: [endpoint.ill for endpoint in both.client.endpoints] == [False, True], "a mark", 30)
     before = len(running.upstream.requests)
     for _ in range(4):
         running.client().completions.create(model="both", prompt="x")

@@ -140,7 +140,7 @@ def test_all_servers_that_are_well_have_their_slots_and_one_that_is_new_is_probe
     fleet.announce(0)
     wait_for(lambda: queue.slots == 2, "two slots again", 60)
     fleet.gate.set()
-    assert {one.result(60).status_code for one in asked} == {200}
+    assert {answer.result(60).status_code for answer in asked} == {200}
     page = samples(http.get(f"{running.url}/metrics", timeout=60).text)
     sent = [
         page["pipeline_server_requests_total", ("model", "tiny"), ("server", server.url)]
@@ -153,7 +153,7 @@ def test_turns_of_a_conversation_go_to_one_server(fleet: Fleet) -> None:
     fleet.announce(0, 1, 2)
     running = fleet.run()
     wait_for(lambda: len(endpoints(running)) == 3, "readiness")
-    wait_for(lambda: not any(one.ill for one in running.served.client.endpoints), "all are well")
+    wait_for(lambda: not any(endpoint.ill for endpoint in running.served.client.endpoints), "all are well")
 
     def turns(number: int, **fields: object) -> set[int]:
         """Where three turns went."""
@@ -169,7 +169,7 @@ def test_turns_of_a_conversation_go_to_one_server(fleet: Fleet) -> None:
         return found
 
     places = [turns(number) for number in range(8)]
-    assert {len(one) for one in places} == {1}
+    assert {len(place) for place in places} == {1}
     assert len(set.union(*places)) > 1
     # A client that says what belongs together decides.
     assert len(set.union(*(turns(number, prompt_cache_key="user-7") for number in range(4)))) == 1

@@ -264,8 +264,8 @@ def test_the_likeliest_tokens_are_told(borrow: Start) -> None:
     streamed = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(**asked, stream=True)]
     assert whole is not None
     content = whole.content or []
-    assert [one for told in streamed if told for one in told.content or ()] == content
-    tops = [[(one.token, one.logprob) for one in told.top_logprobs] for told in content]
+    assert [token for told in streamed if told for token in told.content or ()] == content
+    tops = [[(candidate.token, candidate.logprob) for candidate in told.top_logprobs] for told in content]
     assert [[token.split()[-1] for token, _ in top] for top in tops] == [["1", "2"], ["0", "1"]]
     over = math.log(math.exp(0) + math.exp(4) + math.exp(2))  # the logits, divided by the temperature
     assert [value for _, value in tops[0]] == pytest.approx([4 - over, 2 - over], abs=1e-5)
@@ -286,10 +286,12 @@ def test_the_llm_apis_model_tells_the_likeliest_tokens_itself(start: Start) -> N
     streamed = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(**asked, stream=True)]
     assert whole is not None
     content = whole.content or []
-    assert [one for told in streamed if told for one in told.content or ()] == content
+    assert [token for told in streamed if told for token in told.content or ()] == content
     assert [told.logprob for told in content] == pytest.approx([-0.4, -0.7])
     over = math.log(1 + math.exp(2) + math.exp(1))
-    assert [one.logprob for one in content[0].top_logprobs] == pytest.approx([2 - over, 1 - over], abs=1e-5)
+    assert [candidate.logprob for candidate in content[0].top_logprobs] == pytest.approx(
+        [2 - over, 1 - over], abs=1e-5
+    )
 
 
 def test_the_likeliest_tokens_of_an_answer_that_is_held_to_a_form(borrow: Start) -> None:
@@ -304,7 +306,7 @@ def test_the_likeliest_tokens_of_an_answer_that_is_held_to_a_form(borrow: Start)
     )
     (part,) = response.output[0].content  # type: ignore[union-attr]
     for content in (chat.choices[0].logprobs.content, part.logprobs):  # type: ignore[union-attr]
-        assert [[one.logprob for one in token.top_logprobs] for token in content or ()] == [[0.0]]
+        assert [[candidate.logprob for candidate in token.top_logprobs] for token in content or ()] == [[0.0]]
     for received in running.upstream.requests:
         assert received.tensors["guided_decoding_guide_type"] == ["json"]
 
@@ -317,5 +319,5 @@ def test_answers_with_the_likeliest_tokens_are_not_kept(start: Start) -> None:
         )
         told = answer.choices[0].logprobs
         assert told is not None
-        assert [len(one.top_logprobs) for one in told.content or ()] == [1]
+        assert [len(candidate.top_logprobs) for candidate in told.content or ()] == [1]
     assert len(running.upstream.requests) == 2

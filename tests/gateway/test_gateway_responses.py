@@ -140,7 +140,7 @@ def test_a_call_that_must_come_is_guided(borrow: Start, choice: Any) -> None:
     assert [item.type for item in response.output] == ["function_call"]
     guide = json.loads(running.upstream.requests[0].tensors["guided_decoding_guide"][0])
     if several:
-        assert [one["properties"]["name"] for one in guide["anyOf"]] == [
+        assert [schema["properties"]["name"] for schema in guide["anyOf"]] == [
             {"const": "track"},
             {"const": "find"},
         ]
@@ -185,12 +185,12 @@ def test_log_probabilities(borrow: Start) -> None:
     running = borrow(Reply(["a", "b"], log_probs=[-0.5, -0.25]))
     asked: Any = {"include": ["message.output_text.logprobs"]}
     (part,) = create(running, **asked).output[0].content
-    assert [(one.token, one.logprob, bytes(one.bytes)) for one in part.logprobs] == [
+    assert [(log_prob.token, log_prob.logprob, bytes(log_prob.bytes)) for log_prob in part.logprobs] == [
         ("a", -0.5, b"a"),
         ("b", -0.25, b"b"),
     ]
     deltas = [event for event in events_of(running, **asked) if event.type == "response.output_text.delta"]
-    assert [one.logprob for delta in deltas for one in delta.logprobs] == [-0.5, -0.25]
+    assert [log_prob.logprob for delta in deltas for log_prob in delta.logprobs] == [-0.5, -0.25]
 
 
 def test_a_stream_that_fails_says_so(borrow: Start) -> None:
@@ -244,8 +244,8 @@ def test_answers_come_from_the_cache(start: Start) -> None:
     chat = client.chat.completions.with_raw_response.create(
         **asked, messages=[{"role": "user", "content": "Hi"}]
     )
-    assert [one.headers["x-cache"] for one in (first, again, chat)] == ["miss", "exact", "exact"]
-    made = [one.parse() for one in (first, again)]
+    assert [response.headers["x-cache"] for response in (first, again, chat)] == ["miss", "exact", "exact"]
+    made = [response.parse() for response in (first, again)]
     assert made[0].output_text == made[1].output_text
     assert made[0].id != made[1].id
     assert shape(events_of(running, temperature=0, input="Hi"))[-1] == "completed"

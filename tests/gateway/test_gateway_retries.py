@@ -153,7 +153,7 @@ def test_requests_wait_while_the_server_is_restarted(start: Start, threads: Thre
         leaving.post(url, json={"model": "tiny", "prompt": "x"})
     waiting(running)(4)
     with Upstream(lambda received: Reply([received.prompt]), port=running.upstream.port) as back:
-        answers = [one.result(60) for one in (first, *others)]
+        answers = [answer.result(60) for answer in (first, *others)]
         assert [answer.status_code for answer in answers] == [200] * 4
         assert sorted(received.prompt for received in back.requests) == ["0", "1", "2", "x"]
         waiting(running)(0)
@@ -164,17 +164,20 @@ def test_who_waits_for_too_long_is_told_when_to_come_back(start: Start, threads:
     running.upstream.stop()
     wait_for(lambda: running.served.readiness.fault is not None, "a fault")
     answers = list(threads.map(lambda _: complete(running, stream=True), range(4)))
-    told = {(one.status_code, one.json()["error"]["code"]) for one in answers}
+    told = {(answer.status_code, answer.json()["error"]["code"]) for answer in answers}
     assert told == {(503, "unavailable")}
-    assert all(int(one.headers["retry-after"]) >= 1 for one in answers)
-    assert any("was not ready for 0.3 s" in one.text for one in answers)
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
+    assert any("was not ready for 0.3 s" in answer.text for answer in answers)
 
 
 def test_a_lost_server_is_replaced_by_the_next(start: Start) -> None:
     left = threading.Event()
     with FakeServer(lambda _: Reply(["."]) if not left.is_set() else LOST) as second:
         running = start(WHOLE, also=[second.url], spread="least-load")
-        wait_for(lambda: [one.ill for one in running.served.client.endpoints] == [False, False], "readiness")
+        wait_for(
+            lambda: [endpoint.ill for endpoint in running.served.client.endpoints] == [False, False],
+            "readiness",
+        )
         left.set()
         assert [complete(running).status_code for _ in range(6)] == [200] * 6
         assert running.metric("pipeline_retries_total") <= 6

@@ -38,7 +38,7 @@ Read = tuple[str, list[tuple[str, object]]]  # text, and (name, arguments) of ea
 
 
 def of(name: str) -> ToolDialect:
-    return next(one for one in dialects() if one.name == name)
+    return next(dialect for dialect in dialects() if dialect.name == name)
 
 
 def parse(

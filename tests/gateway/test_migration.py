@@ -157,7 +157,12 @@ def test_log_probs_are_told_once_for_each_token(running: Running, engine: Engine
     def told() -> list[float]:
         events = ask(running.url, "/v1/completions", logprobs=0, prompt="with").events
         choices = [choice for event in events for choice in event["choices"]]
-        return [value for one in choices if one["logprobs"] for value in one["logprobs"]["token_logprobs"]]
+        return [
+            value
+            for choice in choices
+            if choice["logprobs"]
+            for value in choice["logprobs"]["token_logprobs"]
+        ]
 
     expected = told()
     assert len(expected) == sum(TOKENS)
@@ -212,7 +217,7 @@ def test_equal_requests_at_the_same_time_go_on_each(start: Start) -> None:
     running = start(lambda received: replace(engine(received), delay_s=0.1), cached=True)
     with ThreadPoolExecutor(3) as threads:
         asked = [threads.submit(ask, running.url, "/v1/completions") for _ in range(3)]
-        assert [one.result().text for one in asked] == [WHOLE] * 3
+        assert [answer.result().text for answer in asked] == [WHOLE] * 3
 
 
 def test_the_llm_apis_model_repeats_the_text_so_far(start: Start) -> None:
@@ -293,7 +298,9 @@ def test_a_server_that_does_not_come_back_ends_the_stream(start: Start) -> None:
 
     def has_begun() -> bool:
         generations = list(running.gateway.metrics._generations.values())
-        return any(times.last_chunk is not None for one in generations for times in one.times.values())
+        return any(
+            times.last_chunk is not None for generation in generations for times in generation.times.values()
+        )
 
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(ask, running.url, "/v1/completions")
@@ -308,7 +315,10 @@ def test_another_server_goes_on_while_the_first_is_away(start: Start) -> None:
     engine = Engine()
     with FakeServer(engine) as second:
         running = start(engine, also=[second.url], spread="least-load")
-        wait_for(lambda: [one.ill for one in running.served.client.endpoints] == [False, False], "readiness")
+        wait_for(
+            lambda: [endpoint.ill for endpoint in running.served.client.endpoints] == [False, False],
+            "readiness",
+        )
         for number in range(6):
             engine.lost_after = [number % 4 + 1]
             assert ask(running.url, "/v1/completions", prompt=f"{number}").text == WHOLE

@@ -70,8 +70,8 @@ def test_requests_without_a_seed_draw_different_ones(borrow: Start) -> None:
     running = borrow()
     for _ in range(2):
         running.client().chat.completions.create(model="tiny", messages=QUESTION)
-    one, other = (request.tensors["seed"][0] for request in running.upstream.requests)
-    assert one != other
+    first_seed, other = (request.tensors["seed"][0] for request in running.upstream.requests)
+    assert first_seed != other
 
 
 def test_several_choices(borrow: Start) -> None:

@@ -126,7 +126,7 @@ def test_another_tenants_requests_are_answered_whatever_was_in_flight_with_them(
         wait_for(lambda: len(upstream.requests) == 4, "four requests in flight")
         bad = threads.submit(complete, running.url, "poison", "bad")
         wait_for(lambda: "poison" in upstream.asked(), "the poison")
-        assert [one.result().status_code for one in good] == [200] * 4
+        assert [answer.result().status_code for answer in good] == [200] * 4
         assert code(bad.result()) == "request_quarantined"
     assert upstream.asked()["poison"] == 2
     assert max(count for prompt, count in upstream.asked().items() if prompt != "poison") == 2
@@ -157,8 +157,8 @@ def test_a_tenant_with_ever_new_poisons_cools_down_and_says_why(
                     break
         finally:
             over.set()
-        for one in goods:
-            one.result()
+        for answer in goods:
+            answer.result()
     assert (last.status_code, code(last)) == (429, "tenant_cooling_down")
     assert 1 <= int(last.headers["retry-after"]) <= MAX_COOL_DOWN_S
     assert "with requests of this key, and of no other, in flight" in last.json()["error"]["message"]
@@ -218,7 +218,7 @@ def test_losses_of_a_line_are_counted_beyond_the_gateway(start: Start, tmp_path:
         assert poison_of(second_upstream) == 1
         (error,) = read(client, done.error_file_id)
         assert (error["custom_id"], error["error"]["code"]) == ("r1", "request_quarantined")
-        assert [one["custom_id"] for one in read(client, done.output_file_id)] == ["r0", "r2"]
+        assert [line["custom_id"] for line in read(client, done.output_file_id)] == ["r0", "r2"]
         assert lost.losses(batch.id) == {}
 
 
@@ -266,7 +266,7 @@ def test_gateways_that_share_limits_count_together(start: Start, kind: str) -> N
             wait_for(lambda at=running: at.served.readiness.fault is None, "a server that is well", 60)
             assert code(complete(running.url, "poison", "bad")) == "request_quarantined"
             assert complete(running.url, "harmless", "good").status_code == 200
-        assert [len(one.upstream.requests) for one in gateways] == [2, 2, 1]
+        assert [len(gateway.upstream.requests) for gateway in gateways] == [2, 2, 1]
 
 
 @pytest.mark.servers
@@ -279,5 +279,5 @@ def test_one_loss_that_several_gateways_report_is_one(start: Start) -> None:
             popular = [threads.submit(complete, running.url, "hello") for running in gateways]
             wait_for(lambda: upstream.asked()["hello"] == 3, "three in flight")
             upstream.lose_all()
-            assert [one.result().status_code for one in popular] == [200] * 3
+            assert [answer.result().status_code for answer in popular] == [200] * 3
         assert [events(running)["quarantined"] for running in gateways] == [0, 0, 0]

@@ -217,7 +217,7 @@ HISTORY: Any = [
 
 
 def history_for(name: str, source: str) -> Any:
-    dialect = next((one for one in dialects() if one.name == name), None)
+    dialect = next((dialect for dialect in dialects() if dialect.name == name), None)
     return template_messages(HISTORY, ChatTemplate(source), dialect)
 
 
@@ -229,16 +229,16 @@ def test_reasoning_is_where_the_template_looks_for_it() -> None:
 def test_calls_of_gpt_oss_are_one_in_each_message() -> None:
     """Its template writes the first call of a message, infers the name of a result, and takes no text with thinking."""
     messages = history_for("harmony", "{{ message.thinking }}")[1:]
-    assert [one["role"] for one in messages] == ["assistant", "tool"] * 2
-    assert [one.get("thinking") for one in messages] == ["Hm.\nSee:", None, None, None]
-    assert [one["content"] for one in messages] == ["", "7!", "", "8!"]
+    assert [message["role"] for message in messages] == ["assistant", "tool"] * 2
+    assert [message.get("thinking") for message in messages] == ["Hm.\nSee:", None, None, None]
+    assert [message["content"] for message in messages] == ["", "7!", "", "8!"]
 
 
 def test_ids_are_those_that_the_model_was_trained_on() -> None:
     calls, *results = history_for("kimi-k2", "{{ m.reasoning_content }}")[1:]
     assert [call["id"] for call in calls["tool_calls"]] == ["functions.track:0", "functions.track:1"]
     # Results come in the order of the calls.
-    assert [(one["tool_call_id"], one["content"]) for one in results] == [
+    assert [(result["tool_call_id"], result["content"]) for result in results] == [
         ("functions.track:0", "7!"),
         ("functions.track:1", "8!"),
     ]
@@ -290,7 +290,7 @@ def test_an_engine_without_the_input_is_parsed_by_what_it_writes(start: Start) -
 
 def test_reasoning_may_hold_what_would_end_an_answer_after_its_call(borrow: Start) -> None:
     """With one call at most, only models that do not reason are told to stop at its end."""
-    hermes = next(one for one in dialects() if one.name == "hermes")
+    hermes = next(dialect for dialect in dialects() if dialect.name == "hermes")
     running = start_of(borrow, hermes, lambda _: Reply(["<think>a</tool_call>b</think>Hi"]))
 
     def stop_words(received: Received) -> Any:
@@ -318,7 +318,7 @@ def test_a_call_that_must_come_is_written_as_the_family_does(borrow: Start, dial
     stream = running.same_client().chat.completions.create(**asked, stream=True)
     deltas: list[Any] = [chunk.choices[0].delta for chunk in stream]
     called = [part.function for delta in deltas for part in delta.tool_calls or ()]
-    assert ([one.name for one in called if one.name], "".join(one.arguments for one in called)) == (
+    assert ([part.name for part in called if part.name], "".join(part.arguments for part in called)) == (
         ["track"],
         packed,
     )
@@ -338,7 +338,7 @@ def test_what_is_held_to_a_form_does_not_begin_within_reasoning(borrow: Start) -
     made = running.same_client().chat.completions.create(model="tiny", messages=ASK, response_format=form)
     assert made.choices[0].message.content == '{"a": 1}'
     assert running.upstream.requests[-1].prompt.endswith("<think></think>\n\n")
-    harmony = next(one for one in dialects() if one.form == "channels")
+    harmony = next(dialect for dialect in dialects() if dialect.form == "channels")
     running = start_of(borrow, harmony, Reply(['{"a": 1}']))
     made = running.same_client().chat.completions.create(model="tiny", messages=ASK, response_format=form)
     assert made.choices[0].message.content == '{"a": 1}'

@@ -98,13 +98,13 @@ def exchange(start: Start, tmp_path: Path) -> Iterator[Exchange]:
 def test_requests_under_way_end_on_the_old_one_and_those_that_wait_go_to_the_new(exchange: Exchange) -> None:
     first = exchange.begin()
     wait_for(lambda: len(exchange.old.requests) == 1, "the old one was asked")
-    one, other = exchange.begin("one"), exchange.begin("two three four five six seven")
+    started, second = exchange.begin("one"), exchange.begin("two three four five six seven")
     before = exchange.running.gateway.models["tiny"]
     exchange.switch(grpc_url=exchange.new.url)
     wait_for(lambda: exchange.model()["endpoints"] == [exchange.new.url], "the gateway went over")
-    assert one.result(120) == "new", "the new package has two slots"
+    assert started.result(120) == "new", "the new package has two slots"
     assert exchange.new.requests[0].prompt == "one again", "by its template"
-    assert other.result(120) == "context_length_exceeded", "by its limit"
+    assert second.result(120) == "context_length_exceeded", "by its limit"
     wait_for(lambda: exchange.model()["replaced_requests"] == 1, "those that waited have gone over")
     assert not before.client._closed
     exchange.gate.set()

@@ -147,8 +147,8 @@ def test_files_and_batches_without_a_place_are_refused_by_name(start: Start) -> 
 def test_any_gateway_has_what_another_was_given(start: Start, place: StatePlace) -> None:
     """Uploads, batches and what they end in; each batch is run by one of them."""
     with Upstream(Reply(["ok"])) as upstream:
-        one, other = (start(upstream=upstream, batches=place.batches()) for _ in range(2))
-        clients = [one.client(), other.client()]
+        first, second = (start(upstream=upstream, batches=place.batches()) for _ in range(2))
+        clients = [first.client(), second.client()]
         batches = [create(client, lines(4)) for client in clients for _ in range(2)]
         for number, batch in enumerate(batches):
             done = wait_until(clients[number % 2], batch, *FINAL)
@@ -159,7 +159,9 @@ def test_any_gateway_has_what_another_was_given(start: Start, place: StatePlace)
         assert clients[1].files.delete(file).deleted
         with pytest.raises(openai.NotFoundError):
             clients[0].files.retrieve(file)
-        assert [one.id for one in clients[0].batches.list()] == [one.id for one in clients[1].batches.list()]
+        assert [first.id for first in clients[0].batches.list()] == [
+            first.id for first in clients[1].batches.list()
+        ]
 
 
 def test_a_cancellation_comes_to_the_gateway_that_runs_the_batch(
@@ -172,9 +174,9 @@ def test_a_cancellation_comes_to_the_gateway_that_runs_the_batch(
         return Reply(["ok"]) if "line0" in received.prompt else HANG
 
     with Upstream(reply) as upstream:
-        one = start(upstream=upstream, batches=place.batches())
-        batch = create(one.client(), lines(3))
-        answered(one.client(), batch, 1)
+        first = start(upstream=upstream, batches=place.batches())
+        batch = create(first.client(), lines(3))
+        answered(first.client(), batch, 1)
         kept = place.batches()
         query = "SELECT until FROM claims WHERE batch = %s"
         until = kept._place.read(query, batch.id)
@@ -200,11 +202,11 @@ def test_a_gateway_that_drains_leaves_its_batch_to_another(start: Start, place: 
         )
 
     with Upstream(reply) as upstream:
-        one = start(upstream=upstream, batches=place.batches(), places=4)
-        next(one.client().completions.create(model="tiny", prompt="stay", stream=True))
-        batch = create(one.client(), lines(60))
-        answered(one.client(), batch, 5)
-        one.server.should_exit = True
+        first = start(upstream=upstream, batches=place.batches(), places=4)
+        next(first.client().completions.create(model="tiny", prompt="stay", stream=True))
+        batch = create(first.client(), lines(60))
+        answered(first.client(), batch, 5)
+        first.server.should_exit = True
         kept = place.batches()
         wait_for(
             lambda: [found.batch.id for found in kept.claims.claimable()] == [batch.id], "a free batch", 60
@@ -250,26 +252,28 @@ def test_a_conversation_goes_on_at_any_gateway(
     kind: str, tmp_path: Path, servers: Servers, start: Start
 ) -> None:
     with opened_place(kind, tmp_path, servers) as place:
-        one, other = (
+        one_gateway, other_gateway = (
             start(
                 lambda asked: Reply([f"{asked.prompt.count('user:')} "]), stored_responses=place.responses()
             )
             for _ in range(2)
         )
-        first = respond(one, input="One")
-        second = respond(other, input="Two", previous_response_id=first.id)
+        first = respond(one_gateway, input="One")
+        second = respond(other_gateway, input="Two", previous_response_id=first.id)
         reference = {"type": "item_reference", "id": second.output[0].id}
         third = respond(
-            one, input=[{"role": "user", "content": "Three"}, reference], previous_response_id=second.id
+            one_gateway,
+            input=[{"role": "user", "content": "Three"}, reference],
+            previous_response_id=second.id,
         )
         assert [turn.output_text for turn in (first, second, third)] == ["1 ", "2 ", "3 "]
-        responses: Any = other.same_client().responses
+        responses: Any = other_gateway.same_client().responses
         assert responses.retrieve(first.id) == first
         responses.delete(first.id)
         with pytest.raises(openai.NotFoundError):
-            one.same_client().responses.retrieve(first.id)
+            one_gateway.same_client().responses.retrieve(first.id)
         with pytest.raises(openai.BadRequestError, match="not found"):
-            respond(one, previous_response_id=second.id)
+            respond(one_gateway, previous_response_id=second.id)
 
 
 @pytest.mark.parametrize("kind", places("redis", "postgres"))

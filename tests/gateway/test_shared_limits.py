@@ -56,7 +56,7 @@ def test_without_the_server_each_gateway_counts_by_itself_and_says_so(
         assert statuses[:4] == [200] * 4
         assert statuses.count(200) <= allowed
         assert running.metric(FALLBACKS) >= 5
-    told = [one for one in caplog.messages if "counted by this gateway alone" in one]
+    told = [message for message in caplog.messages if "counted by this gateway alone" in message]
     assert len(told) == 2, "once a gateway"
     assert str(address) in told[0]
 
@@ -98,8 +98,8 @@ def with_buckets(server: RedisServer, gateways: int, work: Work) -> None:
             all_ = [
                 RedisBuckets(RedisAddress.parse(server.url), timeout_s=PATIENT_S) for _ in range(gateways)
             ]
-            for one in all_:
-                stack.push_async_callback(one.aclose)
+            for gateway in all_:
+                stack.push_async_callback(gateway.aclose)
             await work(all_)
 
     asyncio.run(run())
@@ -147,16 +147,16 @@ def test_all_is_taken_or_nothing_and_what_is_refused_is_charged_to_a_minute_at_m
         return [BucketTake("requests", 10, requests), BucketTake("tokens", 600, tokens)]
 
     async def work(buckets: list[RedisBuckets]) -> None:
-        one, other = buckets
+        one, second = buckets
         first = await one.take("t", take(1, 500))
         assert first is not None
         assert [state.wait_s for state in first] == [0, 0]
-        refused = await other.take("t", take(1, 600))
+        refused = await second.take("t", take(1, 600))
         assert refused is not None
         assert refused[0].wait_s == 0
         assert 0 < refused[1].wait_s <= 50
         assert refused[0].level >= 9, "nothing was taken"
-        forced = await other.take("t", take(0, 1_000_000)[1:], forced=True)
+        forced = await second.take("t", take(0, 1_000_000)[1:], forced=True)
         assert forced is not None
         assert -600 <= forced[0].level < -500
         # More than a minute's worth is let in when all is there, and is owed.
@@ -250,8 +250,8 @@ def test_requests_of_a_gateway_that_dies_end_with_their_leases_and_those_of_othe
                 return any(now.get(name, 0) > score for name, score in until.items())
 
             await eventually(renewed)
-        for one in (dead, alive, other):
-            await one.aclose()
+        for gateway in (dead, alive, other):
+            await gateway.aclose()
         await dies.aclose()  # too late to give anything back
 
     client = redis.Redis(port=server.port, protocol=2)

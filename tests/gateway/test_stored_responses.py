@@ -38,7 +38,7 @@ def test_a_conversation_goes_on_by_its_last_response(borrow: Start) -> None:
     second = create(running, input=[{"role": "user", "content": "Two"}], previous_response_id=first.id)
     other = create(running, input="Other", previous_response_id=first.id)
     third = create(running, input="Three", previous_response_id=second.id, instructions="Go on.")
-    assert [one.output_text for one in (first, second, other, third)] == ["1 ", "2 ", "2 ", "3 "]
+    assert [response.output_text for response in (first, second, other, third)] == ["1 ", "2 ", "2 ", "3 "]
     assert third.previous_response_id == second.id
     turns = "user: One\nassistant: 1 \nuser: Two\nassistant: 2 \nuser: Three\n"
     assert running.upstream.requests[-1].prompt == f"system: Go on.\n{turns}"
@@ -147,7 +147,7 @@ def test_bounds_are_kept(place: StatePlace, steps: list[tuple[str, int]]) -> Non
             assert stored.find(ann, known[-1:]) == {known[-1]: content}, "the newest is always stored"
         kept = stored.find(ann, known)
         assert len(kept) <= 5
-        assert sum(one.size for one in kept.values()) <= 400
+        assert sum(stored.size for stored in kept.values()) <= 400
         assert not stored.find("bob", known)
         assert not any(stored.conversation("bob", id, most_items=9, most_bytes=9999) for id in known)
         assert not any(stored.delete("bob", id) for id in known)
@@ -177,24 +177,24 @@ def test_a_conversation_in_use_is_not_forgotten(place: StatePlace) -> None:
 
 def test_gateways_share_responses_within_bounds_of_them_all(place: StatePlace) -> None:
     limits = StoredResponseLimits(count=10)
-    one, other = (place.responses(limits) for _ in range(2))
+    first, second = (place.responses(limits) for _ in range(2))
 
     def put(stored: StoredResponses, name: str) -> None:
         for number in range(50):
             stored.put("ann", f"{name}_{number}", PLAIN)
 
-    threads = [Thread(target=put, args=pair) for pair in ((one, "one"), (other, "other"))]
+    threads = [Thread(target=put, args=pair) for pair in ((first, "one"), (second, "other"))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     ids = [f"{name}_{number}" for name in ("one", "other") for number in range(50)]
-    assert one.find("ann", ids) == other.find("ann", ids)
-    assert len(one.find("ann", ids)) == 10
-    one.put("ann", "last", PLAIN)
-    assert other.conversation("ann", "last", most_items=9, most_bytes=99) is not None
-    assert other.delete("ann", "last")
-    assert not one.find("ann", ["last"])
+    assert first.find("ann", ids) == second.find("ann", ids)
+    assert len(first.find("ann", ids)) == 10
+    first.put("ann", "last", PLAIN)
+    assert second.conversation("ann", "last", most_items=9, most_bytes=99) is not None
+    assert second.delete("ann", "last")
+    assert not first.find("ann", ["last"])
 
 
 def test_what_nobody_uses_any_more_is_gone(place: StatePlace) -> None:

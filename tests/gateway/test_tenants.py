@@ -39,7 +39,7 @@ def test_keys_in_the_clear_and_hashed(tmp_path: Path) -> None:
     for wrong in (
         {},
         {"api-key": "nobody"},
-        *({"authorization": one} for one in ("Bearer nobody", "Basic plain", "plain")),
+        *({"authorization": text} for text in ("Bearer nobody", "Basic plain", "plain")),
     ):
         with pytest.raises(ApiError) as refused:
             tenants.authenticate(wrong)
@@ -228,9 +228,9 @@ def test_a_tenant_does_not_wait_for_all_choices_of_another(start: Start) -> None
     with ThreadPoolExecutor(2) as threads:
         many = threads.submit(ask["a"], prompt=["many"] * 2, n=16)
         wait_for(lambda: running.served.queue.waiting == 28, "28 choices that wait")
-        one = threads.submit(ask["b"], prompt="one")
+        begun = threads.submit(ask["b"], prompt="one")
         wait_for(lambda: running.served.queue.waiting == 29, "one more")
         released.set()
-        assert (len(many.result(30).choices), len(one.result(30).choices)) == (32, 1)
+        assert (len(many.result(30).choices), len(begun.result(30).choices)) == (32, 1)
     # at most the first four places are given anew together
     assert [request.prompt for request in running.upstream.requests].index("one") < 8

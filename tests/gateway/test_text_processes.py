@@ -93,7 +93,7 @@ def test_a_worker_says_what_this_process_says(
     messages = [{"role": "user", "content": text}]
     assert processes.do("render", messages=messages, settings={}) == ChatTemplate(TEMPLATE).render(messages)
     schema = json.dumps({"type": text[:3], "description": text})
-    assert [tuple(one) for one in processes.do("schema_faults", text=schema)] == schema_faults(schema)
+    assert [tuple(fault) for fault in processes.do("schema_faults", text=schema)] == schema_faults(schema)
 
 
 def test_who_may_not_wait_asks_no_worker(tmp_path: Path) -> None:
@@ -163,7 +163,9 @@ def test_whatever_is_killed_is_replaced(tmp_path: Path) -> None:
         # A worker that waits goes on without it.
         server.kill()
         assert processes.do("count", text="plain words") == count
-    wait_for(lambda: not any(one.is_running() for one in made), "the end of the server and its worker")
+    wait_for(
+        lambda: not any(process.is_running() for process in made), "the end of the server and its worker"
+    )
 
 
 def test_without_a_tokenizer_there_is_no_worker(tmp_path: Path) -> None:
@@ -174,9 +176,9 @@ def test_without_a_tokenizer_there_is_no_worker(tmp_path: Path) -> None:
 
 def text_servers(folder: Path) -> list[psutil.Process]:
     found = []
-    for one in psutil.Process().children():
+    for child in psutil.Process().children():
         with suppress(psutil.Error):
-            found += [one] if str(folder) in one.cmdline() else []
+            found += [child] if str(folder) in child.cmdline() else []
     return found
 
 

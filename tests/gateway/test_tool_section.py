@@ -51,7 +51,7 @@ def test_calls_and_results_are_turns_of_assistant_and_user() -> None:
     messages = [ASK, CALLED, RESULT, RESULT, ASK, {"role": "assistant", "content": "Far."}, ASK]
     before = json.dumps(messages)
     written = with_tool_section(messages, [])
-    assert [one["role"] for one in written] == ["user", "assistant"] * 2 + ["user"]
+    assert [message["role"] for message in written] == ["user", "assistant"] * 2 + ["user"]
     assert written[1]["content"] == f"{WRITTEN}\n{WRITTEN}"
     assert written[2]["content"] == f"{TOLD}\n{TOLD}\nWhere is it?"
     assert json.dumps(messages) == before

@@ -59,7 +59,7 @@ class Served:
                 answer.read()
             with suppress(psutil.Error):
                 connections = psutil.Process(worker).net_connections("tcp")
-                if any(one.raddr and one.raddr.port == port for one in connections):
+                if any(connection.raddr and connection.raddr.port == port for connection in connections):
                     return client
             client.close()
 
@@ -111,8 +111,8 @@ class Holding(Upstream):
 
     def streams(self) -> int:
         """Long answers under way."""
-        long = [one for one in self.requests if LONG in one.prompt]
-        return sum(not (one.finished.is_set() or one.cancelled.is_set()) for one in long)
+        long = [request for request in self.requests if LONG in request.prompt]
+        return sum(not (request.finished.is_set() or request.cancelled.is_set()) for request in long)
 
 
 def held(go: threading.Event) -> Reply:
@@ -191,7 +191,7 @@ def test_workers_share_the_places_of_the_model(served: Served) -> None:
         asked = len(served.upstream.requests)
         # The place of a stream of one worker goes to a request of whichever worker.
         streams[1][0].close()
-        assert [one.result().status_code for one in waiting] == [200, 200]
+        assert [answer.result().status_code for answer in waiting] == [200, 200]
         assert len(served.upstream.requests) == asked + 2
     served.let_go()
     for _, lines in (streams[0], *streams[2:]):
@@ -221,7 +221,7 @@ def test_a_wrong_answer_of_the_cache_is_reported_to_any_worker(served: Served) -
     first, second = served.clients()
     question = chat("Is it cached?", temperature=0)
     caches = [client.post(**question) for client in (first, second)]
-    assert [one.headers["x-cache"] for one in caches] == ["miss", "exact"]
+    assert [response.headers["x-cache"] for response in caches] == ["miss", "exact"]
     report = {"json": {"request_id": caches[1].headers["x-request-id"]}, "headers": question["headers"]}
     assert first.post("/v1/cache/false_hits", **report).json()["removed"] == 1
     assert first.post("/v1/cache/false_hits", **report).status_code == 404
@@ -241,13 +241,13 @@ def test_a_response_is_continued_on_any_worker(served: Served) -> None:
         found: Mapping[str, Any] = answer.json()
         return found
 
-    one = create(first, "One")
-    two = create(second, "Two", previous_response_id=one["id"])
+    begun = create(first, "One")
+    continued = create(second, "Two", previous_response_id=begun["id"])
     assert "user: One" in served.upstream.requests[-1].prompt
-    assert first.get(f"/v1/responses/{two['id']}", headers=headers).json() == two
-    assert second.delete(f"/v1/responses/{one['id']}", headers=headers).json()["deleted"]
+    assert first.get(f"/v1/responses/{continued['id']}", headers=headers).json() == continued
+    assert second.delete(f"/v1/responses/{begun['id']}", headers=headers).json()["deleted"]
     for client in (first, second):
-        assert client.get(f"/v1/responses/{one['id']}", headers=headers).status_code == 404
+        assert client.get(f"/v1/responses/{begun['id']}", headers=headers).status_code == 404
 
 
 def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(served: Served) -> None:
@@ -364,7 +364,7 @@ def test_workers_count_losses_together(served: Served) -> None:
     first, *others = [client.post(**chat("poison", "sk-bad")) for client in served.clients() * 3]
     # The upstream is well again at once: two losses within a millisecond may count as one, and use up the attempts.
     assert first.json()["error"]["code"] in ("request_quarantined", "unavailable")
-    assert {(one.status_code, one.json()["error"]["code"]) for one in others} == {
+    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in others} == {
         (500, "request_quarantined")
     }
     assert sum("poison" in asked.prompt for asked in served.upstream.requests) in (2, 3)

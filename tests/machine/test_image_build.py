@@ -88,7 +88,9 @@ def test_the_steps_run_out_of_the_wheel_and_name_everything_that_is_wrong(tmp_pa
 
 
 def test_without_a_gpu_only_what_the_driver_brings_may_be_missing() -> None:
-    (entry,) = (one for one in image_facts()["imports"] if one["module"] == "tensorrt_llm.llmapi")
+    (entry,) = (
+        imported for imported in image_facts()["imports"] if imported["module"] == "tensorrt_llm.llmapi"
+    )
     assert entry["gpu"]
     assert failed_import(entry, "x\nImportError: libcuda.so.1: cannot open shared object file\n") is None
     said = failed_import(entry, "ImportError: cannot import name 'PartReasoningText' from 'openai.types'\n")

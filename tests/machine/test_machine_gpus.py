@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.machine import gpus as module
-from pipeline.machine.gpus import GpuSeen, Link, parse, read_gpus, read_topology, survey_gpus, visible
+from pipeline.machine.gpus import DetectedGpu, Link, parse, read_gpus, read_topology, survey_gpus, visible
 from pipeline.machine.nvml import survey
 from pipeline.machine.probe import CommandOutput
 from pipeline.plan.machine_facts import GpuLink
@@ -91,7 +91,7 @@ def test_nvml_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(module, "ask_nvml", lambda _: CommandOutput(said))
     found = survey_gpus(5)
-    assert found.gpus == (GpuSeen(0, "GPU-0", "NVIDIA H200", 90, 143771, 143000, "590.44.01"),)
+    assert found.gpus == (DetectedGpu(0, "GPU-0", "NVIDIA H200", 90, 143771, 143000, "590.44.01"),)
     assert (found.source, found.cuda, found.problem) == ("NVML", "13.1", "")
 
 
@@ -145,7 +145,7 @@ def test_nvidia_smi_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     seen, problem = read_gpus()
     assert problem == ""
-    assert seen[0] == GpuSeen(0, "GPU-0abc", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
+    assert seen[0] == DetectedGpu(0, "GPU-0abc", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
     assert seen[1].sm == 89
     assert [gpu.index for gpu in visible(seen, (1,), {})] == [1]
     assert [gpu.index for gpu in visible(seen, (), {"CUDA_VISIBLE_DEVICES": "0"})] == [0]

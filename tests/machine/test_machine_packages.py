@@ -24,14 +24,14 @@ def test_a_version_fits_or_not() -> None:
 
 def test_an_extra_lacks_what_is_missing_and_what_is_of_another_version() -> None:
     extra = Extra("hub", (Package("a", ">=1", "1.0"), Package("b", ">=1", None), Package("c", "<2", "2.0")))
-    assert [one.name for one in extra.lacking] == ["b", "c"]
+    assert [package.name for package in extra.lacking] == ["b", "c"]
     assert extra.install.endswith("[hub]'")
 
 
 def test_this_environment_has_the_core() -> None:
     core = read_extras()[0]
     assert (core.name, core.lacking) == ("", ())
-    assert {"click", "pydantic"} <= {one.name for one in core.packages}
+    assert {"click", "pydantic"} <= {package.name for package in core.packages}
     assert read_python().fits
 
 
@@ -70,7 +70,7 @@ def test_an_installed_wheel_says_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "METADATA").write_text(WHEEL)
     monkeypatch.setattr(metadata, "metadata", lambda _: metadata.Distribution.at(folder).metadata)
     monkeypatch.setattr(resources, "checkout", lambda: None)
-    names = {extra.name: [one.name for one in extra.packages] for extra in read_extras()}
+    names = {extra.name: [package.name for package in extra.packages] for extra in read_extras()}
     assert names == {
         "": ["click"],
         "hub": ["huggingface-hub", "ml-dtypes"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.machine.probe import Late, at_once, run_command
+from pipeline.machine.probe import ProbeTimeout, at_once, run_command
 from tests.support.machines import HANGS, put_tool
 from tests.support.waiting import wait_for
 
@@ -76,7 +76,7 @@ def test_probes_run_at_the_same_time() -> None:
 def test_a_late_probe_leaves_the_others_alone() -> None:
     never = threading.Event()
     answers = at_once({"late": never.wait, "here": lambda: None}, 0.3)
-    assert answers == {"late": Late("no answer within 0.3 s"), "here": None}
+    assert answers == {"late": ProbeTimeout("no answer within 0.3 s"), "here": None}
     never.set()
 
 

@@ -22,7 +22,9 @@ BLOCKED = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGT
 def test_it_ends_its_server_politely(tmp_path: Path, how: str) -> None:
     stage = tmp_path / "stage"
     stage.mkdir()
-    guarded = process_guard.Guarded(stop_deadline_s=60, stage=str(stage), mark=f"guard-{tmp_path.name}")
+    guarded = process_guard.GuardedProcess(
+        stop_deadline_s=60, stage=str(stage), mark=f"guard-{tmp_path.name}"
+    )
     command = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(guarded))]
     with subprocess.Popen(
         [*command, sys.executable, "-c", BLOCKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -220,8 +220,8 @@ def test_log_probs_add_up_over_calls() -> None:
 
     target = Engine(step(4, -1.0), step(5, -2.0), tokens())
     made = list(pair(target, Engine(), log_probs=True).go_on(AT, 9))
-    assert [one.cum_log_prob for one in made] == [-1.0, -3.0, -3.0]
-    assert [one.log_probs for one in made] == [(-1.0,), (-2.0,), ()]
+    assert [output.cum_log_prob for output in made] == [-1.0, -3.0, -3.0]
+    assert [output.log_probs for output in made] == [(-1.0,), (-2.0,), ()]
 
 
 def test_stop_reaches_the_model_whose_call_is_under_way() -> None:

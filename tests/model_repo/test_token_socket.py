@@ -78,8 +78,8 @@ def test_a_reader_that_is_behind_loses_nothing_and_holds_nobody_up(sender: Token
         assert held.wait(30)
         came.extend(tokens)
 
-    with slow.listen(hold) as one, quick.listen(others.extend) as other:
-        mine, theirs = TokenTarget.read(one), TokenTarget.read(other)
+    with slow.listen(hold) as first, quick.listen(others.extend) as second:
+        mine, theirs = TokenTarget.read(first), TokenTarget.read(second)
         sender.put(mine, [0])
         sender.flush()
         assert reads.wait(30)

@@ -92,7 +92,7 @@ def test_an_outlook_of_a_model_that_only_the_hub_knows(
     assert outlook.plan is not None
     assert outlook.memory.verdict == "fits"
     assert outlook.memory.ranks[0].group("weights") == 2 * EXPLAINED
-    assert "by the headers in hub" in outlook.seen["target"]
+    assert "by the headers in hub" in outlook.model_sources["target"]
 
 
 def test_weights_that_the_config_does_not_explain_are_counted(

@@ -49,7 +49,7 @@ def llama(families: dict[str, Family]) -> Family:
 
 
 def asked(name: object, adapter: str, prompt: list[int], tokens: int = 12, **more: Any) -> EngineRequest:
-    return request(name, [one % 300 for one in prompt], tokens, adapter=adapter, **more)
+    return request(name, [token % 300 for token in prompt], tokens, adapter=adapter, **more)
 
 
 def logits(core: EngineCore, *adapters: str) -> dict[str, np.ndarray]:
@@ -80,11 +80,11 @@ def test_any_mixture_gives_the_tokens_of_each_alone(llama: Family) -> None:
     chosen = [NAMES[number] for number in random.integers(0, len(NAMES), len(texts))]
     wanted = [asked(at, name, text) for at, (name, text) in enumerate(zip(chosen, texts, strict=True))]
     single = llama.load(max_concurrency=1)
-    alone = [answer(single, one)[0].tokens for one in wanted]
+    alone = [answer(single, wanted_request)[0].tokens for wanted_request in wanted]
     core = llama.load(max_concurrency=8, max_batch_tokens=64)
     sinks = [Answer() for _ in wanted]
-    for one, sink in zip(wanted, sinks, strict=True):
-        add(core, one, sink)
+    for wanted_request, sink in zip(wanted, sinks, strict=True):
+        add(core, wanted_request, sink)
         core.step()  # they join while others run
     finish_all(core)
     assert [sink.tokens for sink in sinks] == alone
@@ -99,18 +99,20 @@ def test_a_prefix_is_reused_within_an_adapter_and_never_across(llama: Family) ->
         assert first[name].metrics.kv_blocks_reused == 0, name
         assert again[name].metrics.kv_blocks_reused == 3, name
         assert again[name].tokens == first[name].tokens
-    assert len({tuple(one.tokens) for one in first.values()}) == len(NAMES)
+    assert len({tuple(answered.tokens) for answered in first.values()}) == len(NAMES)
 
 
 def test_a_draft_without_adapters_changes_no_answer(llama: Family) -> None:
     """The draft is the base itself: its proposals are right for the base, and often wrong for an adapter."""
     texts = prompts(len(NAMES), vocab=300, seed=3)
     wanted = [asked(at, name, text, 24) for at, (name, text) in enumerate(zip(NAMES, texts, strict=True))]
-    plain = [one.tokens for one in answer(llama.load(), *wanted)]
+    plain = [wanted_request.tokens for wanted_request in answer(llama.load(), *wanted)]
     core = llama.load(draft=llama.target, max_draft_tokens=4, adapt_speculation=False)
     drafted = answer(core, *wanted)
-    assert [one.tokens for one in drafted] == plain
-    rates = [one.metrics.draft_tokens_accepted / one.metrics.draft_tokens_total for one in drafted]
+    assert [answered.tokens for answered in drafted] == plain
+    rates = [
+        answered.metrics.draft_tokens_accepted / answered.metrics.draft_tokens_total for answered in drafted
+    ]
     assert rates[0] == 1.0
     assert min(rates) < 0.9
 
@@ -120,8 +122,8 @@ def test_proposals_of_the_caller_are_judged_by_the_adapter(llama: Family) -> Non
     right = {name: answer(core, asked(name, name, PROMPT, 6))[0].tokens for name in NAMES}
     for name in NAMES:
         for other in NAMES:
-            one = asked(f"{name}/{other}", name, PROMPT, 6, draft_tokens=tuple(right[other][:4]))
-            assert answer(core, one)[0].tokens == right[name]
+            drafted_request = asked(f"{name}/{other}", name, PROMPT, 6, draft_tokens=tuple(right[other][:4]))
+            assert answer(core, drafted_request)[0].tokens == right[name]
 
 
 def test_a_quantized_base_adds_the_adapter_to_its_own_product(llama: Family, tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def test_they_are_those_of_transformers(
     # The first round fills the cache.
     plain = answer(core, *(request(name, prompt, 6) for name, prompt in enumerate(PROMPTS)))
     made = answer(core, *(asked(name) for name in range(len(PROMPTS))))
-    for name, (one, other) in enumerate(zip(plain, made, strict=True)):
-        assert other.tokens == one.tokens
+    for name, (wanted, other) in enumerate(zip(plain, made, strict=True)):
+        assert other.tokens == wanted.tokens
         assert other.metrics.kv_blocks_reused == 0
         assert len(other.context_logits) == len(PROMPTS[name]) - 1
         if other.context_logits:

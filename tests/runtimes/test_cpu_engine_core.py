@@ -113,30 +113,30 @@ def test_tokens_come_as_they_are_made(core: EngineCore) -> None:
 def test_end_id_ends_and_stays_out(core: EngineCore, expected: list[list[int]]) -> None:
     end_id = expected[0][5]
     until = expected[0].index(end_id)
-    (one,) = answer(core, request(1, PROMPTS[0], LENGTH, end_id=end_id))
-    assert one.tokens == expected[0][:until]
-    assert one.finish is FinishReason.END_ID
-    assert one.outputs[-1].tokens == ()
-    assert one.metrics.num_output_tokens == until
+    (answered,) = answer(core, request(1, PROMPTS[0], LENGTH, end_id=end_id))
+    assert answered.tokens == expected[0][:until]
+    assert answered.finish is FinishReason.END_ID
+    assert answered.outputs[-1].tokens == ()
+    assert answered.metrics.num_output_tokens == until
 
 
 def test_stop_words_end_and_are_kept(core: EngineCore, expected: list[list[int]]) -> None:
     word = tuple(expected[0][4:6])
     over_the_border = (PROMPTS[1][-1], expected[1][0])
-    one, other = answer(
+    answered, other = answer(
         core,
         request(1, PROMPTS[0], LENGTH, stop_words=((2047, 2047), word)),
         request(2, PROMPTS[1], stop_words=(over_the_border,)),
     )
-    assert (one.tokens, one.finish) == (expected[0][:6], FinishReason.STOP_WORDS)
+    assert (answered.tokens, answered.finish) == (expected[0][:6], FinishReason.STOP_WORDS)
     assert other.tokens == expected[1][:1], "a word may begin in the prompt"
 
 
 def test_min_new_tokens(core: EngineCore, expected: list[list[int]]) -> None:
     end_id = expected[0][0]
-    (one,) = answer(core, request(1, PROMPTS[0], LENGTH, end_id=end_id, min_new_tokens=8))
-    assert len(one.tokens) >= 8
-    assert end_id not in one.tokens
+    (answered,) = answer(core, request(1, PROMPTS[0], LENGTH, end_id=end_id, min_new_tokens=8))
+    assert len(answered.tokens) >= 8
+    assert end_id not in answered.tokens
 
 
 def test_bad_words(core: EngineCore, expected: list[list[int]]) -> None:
@@ -155,8 +155,8 @@ def test_bad_words(core: EngineCore, expected: list[list[int]]) -> None:
 def test_embedding_bias(core: EngineCore) -> None:
     bias = np.zeros(2048, np.float32)
     bias[77] = 1000
-    (one,) = answer(core, request(1, PROMPTS[0], 4, embedding_bias=bias))
-    assert one.tokens == [77] * 4
+    (answered,) = answer(core, request(1, PROMPTS[0], 4, embedding_bias=bias))
+    assert answered.tokens == [77] * 4
 
 
 def test_log_probs(core: EngineCore, expected: list[list[int]]) -> None:
@@ -166,10 +166,10 @@ def test_log_probs(core: EngineCore, expected: list[list[int]]) -> None:
         request(2, PROMPTS[0], 6, log_probs=True, sampling=SamplingParams(top_k=50, seed=1)),
     )
     assert plain.tokens == expected[0][:6]
-    for one in (plain, sampled):
-        assert len(one.log_probs) == 6
-        assert all(-50 < value <= 0 for value in one.log_probs)
-        assert one.outputs[-1].cum_log_prob == pytest.approx(sum(one.log_probs))
+    for answered in (plain, sampled):
+        assert len(answered.log_probs) == 6
+        assert all(-50 < value <= 0 for value in answered.log_probs)
+        assert answered.outputs[-1].cum_log_prob == pytest.approx(sum(answered.log_probs))
     assert math.exp(plain.log_probs[0]) >= math.exp(sampled.log_probs[0])
 
 
@@ -255,24 +255,24 @@ def test_draft_tokens_of_the_caller(core: EngineCore, expected: list[list[int]])
     """The C++ backend's draft_input_ids: the accepted prefix and one token more."""
     for right in range(5):
         guess = [*expected[0][:right], *([7] * (4 - right))]
-        (one,) = answer(core, request(1, PROMPTS[0], 5, draft_tokens=tuple(guess)))
-        assert one.outputs[0].tokens == tuple(expected[0][: right + 1])
-        assert one.tokens == expected[0][:5]
-        assert (one.metrics.draft_tokens_total, one.metrics.draft_tokens_accepted) == (4, right)
+        (answered,) = answer(core, request(1, PROMPTS[0], 5, draft_tokens=tuple(guess)))
+        assert answered.outputs[0].tokens == tuple(expected[0][: right + 1])
+        assert answered.tokens == expected[0][:5]
+        assert (answered.metrics.draft_tokens_total, answered.metrics.draft_tokens_accepted) == (4, right)
 
 
 def test_draft_tokens_beyond_the_answer_are_left_out(core: EngineCore, expected: list[list[int]]) -> None:
-    (one,) = answer(core, request(1, PROMPTS[0], 3, draft_tokens=tuple(expected[0][:5])))
-    assert one.tokens == expected[0][:3]
-    assert one.metrics.draft_tokens_total == 2
+    (answered,) = answer(core, request(1, PROMPTS[0], 3, draft_tokens=tuple(expected[0][:5])))
+    assert answered.tokens == expected[0][:3]
+    assert answered.metrics.draft_tokens_total == 2
 
 
 def test_draft_tokens_after_a_prompt_in_chunks(make_core: MakeCore, expected: list[list[int]]) -> None:
     core = make_core(max_batch_tokens=13, max_concurrency=1)
     for name in range(4):
-        (one,) = answer(core, request(1, PROMPTS[name], 5, draft_tokens=tuple(expected[name][:4])))
-        assert one.tokens == expected[name][:5]
-        assert one.metrics.draft_tokens_accepted == 4
+        (answered,) = answer(core, request(1, PROMPTS[name], 5, draft_tokens=tuple(expected[name][:4])))
+        assert answered.tokens == expected[name][:5]
+        assert answered.metrics.draft_tokens_accepted == 4
 
 
 def test_first_come_first_served_without_starvation(make_core: MakeCore) -> None:
@@ -307,14 +307,14 @@ def test_stats(make_core: MakeCore) -> None:
 
 
 def test_metrics(core: EngineCore) -> None:
-    (one,) = answer(core, greedy(0, 4))
-    metrics = one.metrics
+    (answered,) = answer(core, greedy(0, 4))
+    metrics = answered.metrics
     assert metrics.num_input_tokens == len(PROMPTS[0])
     assert metrics.num_output_tokens == 4
     times = [metrics.arrival_ns, metrics.first_scheduled_ns, metrics.first_token_ns, metrics.last_token_ns]
     assert times == sorted(times)
     assert times[0] > 0
-    assert all(output.metrics is None for output in one.outputs[:-1])
+    assert all(output.metrics is None for output in answered.outputs[:-1])
 
 
 @pytest.mark.parametrize(
@@ -355,8 +355,8 @@ def test_bf16_runs_where_the_processor_has_it(make_core: MakeCore, expected: lis
         return
     core = make_core(precision="bf16")
     assert (core.stats().precision, core.precisions) == ("bf16", {"target": "bf16: as asked"})
-    (one,) = answer(core, greedy(0))
-    assert one.tokens[:3] == expected[0][:3]  # later ones are nearly as likely as others
+    (answered,) = answer(core, greedy(0))
+    assert answered.tokens[:3] == expected[0][:3]  # later ones are nearly as likely as others
 
 
 def test_small_models_are_exact_on_every_processor(make_core: MakeCore) -> None:

@@ -24,10 +24,10 @@ def make(pair: Pair, draft: bool, **settings: int) -> EngineCore:
 
 
 def test_1_a_draft_beside_scarce_kv_blocks_stays_exact(cpu_pair: Pair) -> None:
-    expected = [one.tokens for one in answer(make(cpu_pair, draft=False), *ASKED)]
+    expected = [answered.tokens for answered in answer(make(cpu_pair, draft=False), *ASKED)]
     for kv_blocks in (6, 7, 16):
         core = make(cpu_pair, draft=True, kv_blocks=kv_blocks)
-        assert [one.tokens for one in answer(core, *ASKED)] == expected, kv_blocks
+        assert [answered.tokens for answered in answer(core, *ASKED)] == expected, kv_blocks
         assert core.stats().kv_blocks_used == 0
 
 
@@ -40,7 +40,7 @@ def test_2_a_draft_keeps_the_distribution_of_sampled_tokens(cpu_pair: Pair) -> N
             request(seed, prompt, 4, sampling=SamplingParams(temperature=1.5, top_k=6, seed=seed))
             for seed in range(first_seed, first_seed + count)
         ]
-        return Counter(tuple(one.tokens) for one in answer(core, *asked))
+        return Counter(tuple(answered.tokens) for answered in answer(core, *asked))
 
     alone, drafted = (make(cpu_pair, draft, max_concurrency=64) for draft in (False, True))
     first = drawn(alone, 0)

@@ -78,7 +78,7 @@ def test_a_guide_is_compiled_once(grammars: Grammars, monkeypatch: pytest.Monkey
     monkeypatch.setattr(grammars._workers, "compile", none)
     for guide in (USUAL, EXPENSIVE):
         grammars.prepare(guide, [2], got.append)
-    assert [type(one) for one in got] == [Matcher, InvalidRequest] * 2
+    assert [type(outcome) for outcome in got] == [Matcher, InvalidRequest] * 2
 
 
 def test_one_that_is_cancelled_or_left_ends_at_once(engine: Engine) -> None:

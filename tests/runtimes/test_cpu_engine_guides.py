@@ -71,8 +71,8 @@ def guided(
 STRING = re.compile(r'"(\\.|[^"\\])*"')
 
 
-def text_of(one: Answer) -> str:
-    return str(TOKENIZER.decode(one.tokens, skip_special_tokens=False))
+def text_of(answered: Answer) -> str:
+    return str(TOKENIZER.decode(answered.tokens, skip_special_tokens=False))
 
 
 def leaves() -> st.SearchStrategy[dict[str, Any]]:
@@ -124,7 +124,7 @@ SCHEMAS = st.recursive(
 )
 @given(schemas=st.lists(SCHEMAS, min_size=4, max_size=4), seed=st.integers(0, 2**32))
 def test_sampled_answers_are_of_their_schemas(core: EngineCore, schemas: list[Any], seed: int) -> None:
-    asked = [guided(at, schema_guide(one), seed=seed + at, prompt=at) for at, one in enumerate(schemas)]
+    asked = [guided(at, schema_guide(schema), seed=seed + at, prompt=at) for at, schema in enumerate(schemas)]
     for schema, got in zip(schemas, answer(core, *asked), strict=True):
         assert got.finish in WHOLE, (got.finish, text_of(got))
         jsonschema.validate(json.loads(text_of(got)), schema)
@@ -147,11 +147,11 @@ def test_a_draft_changes_nothing_but_the_pace(core: EngineCore, drafted: EngineC
         for prompt in range(3)
     ]
     expected, got = answer(core, *asked), answer(drafted, *asked)
-    assert [one.tokens for one in got] == [one.tokens for one in expected]
-    assert [one.finish for one in got] == [one.finish for one in expected]
-    for one, before in zip(got, expected, strict=True):
-        assert one.log_probs == pytest.approx(before.log_probs, abs=1e-3)
-    assert sum(one.metrics.draft_tokens_accepted for one in got)
+    assert [answered.tokens for answered in got] == [answered.tokens for answered in expected]
+    assert [answered.finish for answered in got] == [answered.finish for answered in expected]
+    for answered, before in zip(got, expected, strict=True):
+        assert answered.log_probs == pytest.approx(before.log_probs, abs=1e-3)
+    assert sum(answered.metrics.draft_tokens_accepted for answered in got)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -159,14 +159,14 @@ def test_logits_are_of_the_tokens_that_the_form_allows(
     core: EngineCore, drafted: EngineCore, drafts: bool
 ) -> None:
     asked = [guided(name, guide, seed=7, log_probs=True, logits=True) for name, guide in GUIDES.items()]
-    for one in answer(drafted if drafts else core, *asked):
-        rows = np.concatenate([out.logits for out in one.outputs if out.logits is not None]).astype(
+    for answered in answer(drafted if drafts else core, *asked):
+        rows = np.concatenate([out.logits for out in answered.outputs if out.logits is not None]).astype(
             np.float64
         )
-        assert len(rows) == len(one.tokens)
+        assert len(rows) == len(answered.tokens)
         assert np.isneginf(rows).any(axis=-1).all()
         shares = rows - np.logaddexp.reduce(rows, axis=-1, keepdims=True)
-        assert shares[range(len(rows)), one.tokens] == pytest.approx(one.log_probs, abs=1e-4)
+        assert shares[range(len(rows)), answered.tokens] == pytest.approx(answered.log_probs, abs=1e-4)
 
 
 def test_the_forms_of_each_kind(core: EngineCore) -> None:
@@ -192,20 +192,20 @@ def test_an_object_has_the_properties_that_its_schema_names(core: EngineCore) ->
     }
     both = {"allOf": [point, {"properties": {"y": {"enum": ["a"]}}, "required": ["y"]}]}
     asked = [Guide("json_schema", json.dumps(schema)) for schema in (nested, both)]
-    one, two = answer(core, *map(guided, "ab", asked))
-    assert json.loads(text_of(one)).keys() == {"to"}
-    assert json.loads(text_of(one))["to"].keys() == {"x"}
+    first, two = answer(core, *map(guided, "ab", asked))
+    assert json.loads(text_of(first)).keys() == {"to"}
+    assert json.loads(text_of(first))["to"].keys() == {"x"}
     assert two.finish is not FinishReason.REFUSED
 
 
 def test_who_runs_beside_a_guided_answer_does_not_notice(core: EngineCore) -> None:
     free = [request(name, prompt, 24) for name, prompt in enumerate(prompts(6))]
-    expected = [answer(core, one)[0].tokens for one in free]
+    expected = [answer(core, request_)[0].tokens for request_ in free]
     held = [guided(f"held {at}", GUIDES["schema"], seed=at, prompt=at) for at in range(4)]
-    alone = [answer(core, one)[0].tokens for one in held]
+    alone = [answer(core, request_)[0].tokens for request_ in held]
     together = answer(core, *held[:2], *free, *held[2:])
-    assert [one.tokens for one in together[2:8]] == expected
-    assert [one.tokens for one in together[:2] + together[8:]] == alone
+    assert [answered.tokens for answered in together[2:8]] == expected
+    assert [answered.tokens for answered in together[:2] + together[8:]] == alone
 
 
 def test_a_cancelled_one_frees_its_place(core: EngineCore) -> None:

@@ -111,7 +111,7 @@ def test_short_steps_round_inputs_as_the_gate_does() -> None:
             made = ov.Core().compile_model(model, "CPU", options)(x)[0]
         rounded = round_groups(torch.from_numpy(x)).numpy()
         expected = [part @ (grouped * scales).reshape(64, 256).T for part in (rounded, x)]
-        error, unrounded = (np.abs(made - one).max() / np.abs(made).max() for one in expected)
+        error, unrounded = (np.abs(made - output).max() / np.abs(made).max() for output in expected)
         assert error < 1e-5 < 1e-3 < unrounded
 
 
@@ -124,7 +124,7 @@ def test_short_and_long_steps_share_a_cache_and_stay_near_f32(tmp_path: Path, fo
     exact = Paged(tmp_path / "ir").logits(tokens, [96])
     steps = {"long": [96], "short": [SHORT_STEP] * 3, "mixed": [60, 4, 1, 31]}
     made = {name: paged.logits(tokens, chunks) for name, chunks in steps.items()}
-    errors = {name: np.sqrt(((one - exact) ** 2).mean()) / exact.std() for name, one in made.items()}
+    errors = {name: np.sqrt(((output - exact) ** 2).mean()) / exact.std() for name, output in made.items()}
     assert max(errors.values()) < 0.05, errors
     assert (made["mixed"][:60] == made["long"][:60]).all()
     assert (made["short"] != made["long"]).any()

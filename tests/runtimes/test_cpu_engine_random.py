@@ -129,15 +129,15 @@ def test_every_answer_is_the_one_made_by_hand(
     target = cast(Any, FakeModel(windows=windows))
     draft = None if noise is None else cast(Any, FakeModel(noise, 100, windows))
     core = EngineCore(target, draft, EngineSettings(**chosen), grammars)
-    requests = [EngineRequest(id=str(at), **one.fields) for at, one in enumerate(joining)]
+    requests = [EngineRequest(id=str(at), **planned.fields) for at, planned in enumerate(joining)]
     answers = [Answer() for _ in requests]
     leaving: dict[str, int] = {}
-    for one, request, sink in zip(joining, requests, answers, strict=True):
-        for _ in range(one.after):
+    for planned, request, sink in zip(joining, requests, answers, strict=True):
+        for _ in range(planned.after):
             step(core, leaving)
         add(core, request, sink)
-        if one.cancelled_after is not None:
-            leaving[request.id] = one.cancelled_after
+        if planned.cancelled_after is not None:
+            leaving[request.id] = planned.cancelled_after
     while leaving:
         step(core, leaving)
     finish_all(core)

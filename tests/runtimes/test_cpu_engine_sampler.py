@@ -80,7 +80,7 @@ def test_neighbours_do_not_matter(data: st.DataObject) -> None:
         RandomDraw(row, data.draw(st.integers(0, 60)), data.draw(st.floats(0, 1)), seed=7 * at, position=at)
         for at, row in enumerate(block)
     ]
-    assert sample(separate) == [sample([one])[0] for one in separate]
+    assert sample(separate) == [sample([draw])[0] for draw in separate]
 
 
 def test_noise_is_gumbel_and_differs_in_every_part_of_its_key() -> None:
@@ -188,7 +188,7 @@ def test_top_p_that_is_not_set_stays_so() -> None:
         )
         for seed in seeds
     ]
-    assert len({tuple(one.tokens) for (one,) in answers}) == 4
+    assert len({tuple(answered.tokens) for (answered,) in answers}) == 4
 
 
 def test_top_p_decays_and_is_restored() -> None:

@@ -33,12 +33,14 @@ def drafted(cpu_pair: Pair) -> EngineCore:
 def test_questions_of_the_trained_kind_are_accepted_in_runs(alone: EngineCore, drafted: EngineCore) -> None:
     asked = [request(name, prompt, 48, end_id=END_ID) for name, prompt in enumerate(questions())]
     expected, got = answer(alone, *asked), answer(drafted, *asked)
-    assert [one.tokens for one in got] == [one.tokens for one in expected]
-    total = sum(one.metrics.draft_tokens_total for one in got)
-    accepted = sum(one.metrics.draft_tokens_accepted for one in got)
+    assert [answered.tokens for answered in got] == [answered.tokens for answered in expected]
+    total = sum(answered.metrics.draft_tokens_total for answered in got)
+    accepted = sum(answered.metrics.draft_tokens_accepted for answered in got)
     assert accepted / total > 0.4
-    assert max(len(output.tokens) for one in got for output in one.outputs) == 6
-    assert max(len(one.outputs) for one in got) < max(len(one.outputs) for one in expected)
+    assert max(len(output.tokens) for answered in got for output in answered.outputs) == 6
+    assert max(len(answered.outputs) for answered in got) < max(
+        len(answered.outputs) for answered in expected
+    )
     assert drafted.stats().acceptance > 0.4
 
 
@@ -96,10 +98,10 @@ def test_everything_that_shapes_an_answer_works_token_by_token(
     asked = variants(prompt, plain.tokens)
     expected = answer(alone, *asked)
     for core in (drafted, itself):
-        for one, before, made in zip(asked, expected, answer(core, *asked), strict=True):
-            assert (made.tokens, made.finish) == (before.tokens, before.finish), one.id
+        for variant, before, made in zip(asked, expected, answer(core, *asked), strict=True):
+            assert (made.tokens, made.finish) == (before.tokens, before.finish), variant.id
             assert made.log_probs == pytest.approx(before.log_probs, abs=1e-3)
-            if one.id in ("not wanted", "one token"):
+            if variant.id in ("not wanted", "one token"):
                 assert made.metrics.draft_tokens_total == 0
             elif core is itself:
                 assert made.metrics.draft_tokens_accepted >= made.metrics.draft_tokens_total - 5
@@ -131,13 +133,13 @@ def test_a_failing_draft_model_is_given_up(cpu_pair: Pair, alone: EngineCore) ->
     for after in range(4):
         core._drafter._model = Broken(core._drafter._model, 0)  # type: ignore[assignment]
         answers = [Answer() for _ in asked]
-        for one, sink in zip(asked, answers, strict=True):
-            core.add(one, sink)
+        for request_, sink in zip(asked, answers, strict=True):
+            core.add(request_, sink)
         for _ in range(after):
             core.step()
         core._drafter._model.failures = 1
         finish_all(core)
-        assert [one.tokens for one in answers] == [one.tokens for one in expected]
+        assert [answer.tokens for answer in answers] == [answered.tokens for answered in expected]
     assert core._scheduler._draft is not None
     assert core._scheduler._draft.used == 0
 
@@ -182,7 +184,9 @@ def test_a_draft_of_fewer_positions_helps_as_far_as_it_goes(
     core = make(cpu_pair.target, draft)
     short, long = request("short", questions()[0], 30), request("long", questions()[0] * 3, 30)
     answers = answer(core, short, long)
-    assert [one.tokens for one in answers] == [one.tokens for one in answer(alone, short, long)]
+    assert [answer.tokens for answer in answers] == [
+        answered.tokens for answered in answer(alone, short, long)
+    ]
     assert answers[0].metrics.draft_tokens_total > 0
     assert answers[1].metrics.draft_tokens_total == 0
 

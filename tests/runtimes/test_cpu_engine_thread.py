@@ -133,7 +133,7 @@ def test_close_is_prompt_and_leaves_nobody_waiting(cpu_pair: Pair) -> None:
     started = time.monotonic()
     engine.close()
     assert time.monotonic() - started < 30
-    assert {one.finish for one in answers} == {FinishReason.CANCELLED}
+    assert {answer.finish for answer in answers} == {FinishReason.CANCELLED}
     with pytest.raises(EngineStopped, match="closed"):
         ask(engine, 7)
     engine.close()
@@ -198,9 +198,9 @@ def test_when_the_thread_dies_everybody_hears_of_it(cpu_pair: Pair, caplog: pyte
             raise KeyError("a bug")
 
         engine._core.step = fail  # type: ignore[method-assign]
-        for one in answers:
-            assert one.wait().finish is FinishReason.ERROR
-            assert one.outputs[-1].error == "the engine died: KeyError: 'a bug'"
+        for answer in answers:
+            assert answer.wait().finish is FinishReason.ERROR
+            assert answer.outputs[-1].error == "the engine died: KeyError: 'a bug'"
         with pytest.raises(EngineStopped, match="a bug"):
             ask(engine, 9)
     assert "the engine thread died" in caplog.text

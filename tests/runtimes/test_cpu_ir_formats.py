@@ -40,9 +40,11 @@ def _cases() -> list[Any]:
         ("w8a8", True),
         ("fp8-dynamic", True),
     }
-    rounding = [name for name, one in SCHEMES.items() if one["config_groups"]["group_0"]["input_activations"]]
+    rounding = [
+        name for name, scheme in SCHEMES.items() if scheme["config_groups"]["group_0"]["input_activations"]
+    ]
     cases = [(name, False) for name in SCHEMES] + [(name, True) for name in rounding]
-    return [pytest.param(*one, marks=[] if one in usual else [pytest.mark.slow]) for one in cases]
+    return [pytest.param(*case, marks=[] if case in usual else [pytest.mark.slow]) for case in cases]
 
 
 @pytest.mark.parametrize(("scheme", "simulate"), _cases())

@@ -18,8 +18,8 @@ def test_a_packaged_recipe_is_explained(name: str) -> None:
     """Every difference has a reason, and every reason is one of a difference."""
     found = compare_with_upstream(load_recipe(name))
     assert (found.configuration is None) == bool(found.without)
-    assert [one.key for one in found.differences if not one.why] == []
-    assert {*RECIPES[name].get("why", {})} <= {one.key for one in found.differences}
+    assert [difference.key for difference in found.differences if not difference.why] == []
+    assert {*RECIPES[name].get("why", {})} <= {difference.key for difference in found.differences}
 
 
 def test_reasons_are_of_packaged_recipes() -> None:
@@ -28,15 +28,17 @@ def test_reasons_are_of_packaged_recipes() -> None:
 
 def test_configurations_have_arguments_of_a_release() -> None:
     names = read_facts("curated.yaml")["names"]
-    for one in configurations():
-        arguments = {key: value for key, value in one.arguments.items() if key not in names}
+    for configuration in configurations():
+        arguments = {key: value for key, value in configuration.arguments.items() if key not in names}
         arguments.pop("backend", None)
-        assert llm_args.check("1.2.1", arguments) == (), one.name
+        assert llm_args.check("1.2.1", arguments) == (), configuration.name
 
 
 def test_what_was_changed_since_is_not_explained() -> None:
     changed = compare_with_upstream(load_recipe("gpt-oss-120b", ("limits.max_concurrency=64",)))
-    assert {one.key: one.here for one in changed.differences if not one.why} == {"max_batch_size": "32"}
+    assert {difference.key: difference.here for difference in changed.differences if not difference.why} == {
+        "max_batch_size": "32"
+    }
 
 
 def test_another_recipe_follows_the_first_configuration_of_its_model() -> None:

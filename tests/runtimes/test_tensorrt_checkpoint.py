@@ -69,11 +69,11 @@ def test_it_is_modelopts_export(
         )
     ours, theirs = ranks_of(tmp_path / "ours" / sizes.folder), ranks_of(tmp_path / "theirs")
     assert len(ours) == len(theirs) == sizes.world
-    for one, other in zip(ours, theirs, strict=True):
-        assert set(one) == set(other)
+    for own, other in zip(ours, theirs, strict=True):
+        assert set(own) == set(other)
         for name in other:
-            assert one[name].dtype == other[name].dtype, name
-            np.testing.assert_array_equal(one[name].view(np.uint8), other[name].view(np.uint8), err_msg=name)
+            assert own[name].dtype == other[name].dtype, name
+            np.testing.assert_array_equal(own[name].view(np.uint8), other[name].view(np.uint8), err_msg=name)
     written = json.loads((tmp_path / "ours" / sizes.folder / "config.json").read_text())
     exported = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert {key: written.get(key) for key in exported.keys() - _OWN} == {

@@ -183,18 +183,18 @@ def test_what_a_recipe_says_is_built_or_refused_with_an_advice_that_works(
     assert named_flags == [] or all(set(argv_of(entry)) <= set(words) for entry in named_flags)
 
 
-def followed(named_flags: list[str], one: Objection) -> list[str]:
+def followed(named_flags: list[str], objection: Objection) -> list[str]:
     """What a person makes of the recipe's entries who reads one objection."""
-    if one.fix.startswith("leave out "):
-        return [entry for entry in named_flags if entry != one.fix.removeprefix("leave out ")]
-    if one.fix == "keep one of them":
-        name = one.problem.removeprefix("has ").removesuffix(" more than once")
+    if objection.fix.startswith("leave out "):
+        return [entry for entry in named_flags if entry != objection.fix.removeprefix("leave out ")]
+    if objection.fix == "keep one of them":
+        name = objection.problem.removeprefix("has ").removesuffix(" more than once")
         first = next(entry for entry in named_flags if entry.partition("=")[0] == name)
         return [first, *(entry for entry in named_flags if entry.partition("=")[0] != name)]
-    wrong = max((entry for entry in named_flags if f" {entry}: " in one.problem), key=len)
-    words = re.split(r"[ ,]+", one.fix)
+    wrong = max((entry for entry in named_flags if f" {entry}: " in objection.problem), key=len)
+    words = re.split(r"[ ,]+", objection.fix)
     advised = [word for word in words if word.partition("=")[0] in tunable("1.2.1")]
-    assert advised, one
+    assert advised, objection
     return [advised[0] if entry == wrong else entry for entry in named_flags]
 
 

@@ -21,11 +21,11 @@ def test_a_verdict_is_over_pairs_of_rounds_beside_the_peer_with_the_best_median(
 
 def test_the_tables_have_each_way_that_was_measured_and_no_verdict_without_a_peer() -> None:
     rates = dict.fromkeys(("tokens_per_s_1", "tokens_per_s_8", "tokens_per_s_16"), 100.0)
-    one = {**rates, "first_token_s": 0.5, "resident_mb": 900.0, "of_files_mb": 300.0, "about": "2 threads"}
+    row = {**rates, "first_token_s": 0.5, "resident_mb": 900.0, "of_files_mb": 300.0, "about": "2 threads"}
     samples = {
-        "ours:f32": [{**one, "first_tokens": [1, 2]}],
-        "ours:bf16": [{**one, "first_tokens": [1, 3]}],
-        "genai:F16": [{**one, "first_tokens": [1, 2], "first_token_s": 1.0}],
+        "ours:f32": [{**row, "first_tokens": [1, 2]}],
+        "ours:bf16": [{**row, "first_tokens": [1, 3]}],
+        "genai:F16": [{**row, "first_tokens": [1, 2], "first_token_s": 1.0}],
     }
     result = summary(samples)
     assert [goal["way"] for goal in result["goals"]] == ["ours:bf16"]

@@ -98,7 +98,7 @@ def test_a_lone_request_takes_what_the_plan_says() -> None:
 
 
 def test_step_times_are_those_of_the_plan() -> None:
-    figure = next(one for one in figures() if one.kind == "full-load" and one.split.pipeline == 1)
+    figure = next(figure for figure in figures() if figure.kind == "full-load" and figure.split.pipeline == 1)
     engine = EngineSpeed.of(figure.need, figure.gpu, figure.track)
     times = engine.times
     for sequences, context in ((1, 100.0), (16, 3000.0), (200, 700.0)):
@@ -143,7 +143,7 @@ def test_a_cache_holds_what_was_used_last_and_no_more_than_it_may(
         else:
             assert cache.take(key) >= 0
         cache.shrink(most)
-        used = [*(one for one in used if one != key), key] if step != "take" else used
+        used = [*(used_key for used_key in used if used_key != key), key] if step != "take" else used
         assert 0 <= cache.blocks <= most
         assert cache.blocks == sum(cache._held.values())
     if steps and steps[-1][0] == "put":
@@ -227,7 +227,7 @@ def base_of(base: Scenario, way: Way) -> dict[str, float]:
 
 def test_a_day_has_the_load_that_it_was_asked_for() -> None:
     coming = Arrivals(2.0, 86_400.0, valley=0.2, bursts=(Burst(36_000.0, 600.0),))
-    starts = np.array([one.start_s for one in Traffic(PEOPLE, coming, 3).conversations()])
+    starts = np.array([conversation.start_s for conversation in Traffic(PEOPLE, coming, 3).conversations()])
     seconds = np.arange(0.0, 86_400.0, 5.0) + 2.5
     expected = coming.share(seconds).sum() * 5.0 * 2.0 / PEOPLE.turns
     assert len(starts) == pytest.approx(expected, rel=0.02)

@@ -28,16 +28,16 @@ def test_a_place_is_written_by_what_is_kept_and_else_left_alone() -> None:
     made = datetime(2026, 11, 23, tzinfo=UTC)
 
     def kept(name: str, printed: str) -> dict[str, Any]:
-        one = MEASUREMENTS[name]
-        found = kept_of(one, one.line, printed, made, 0.1, 0)
+        measurement = MEASUREMENTS[name]
+        found = kept_of(measurement, measurement.line, printed, made, 0.1, 0)
         assert found is not None
         return found
 
-    one = page_of(page, {"client": kept("client", json.dumps({"rows": [], "pairs": [pair]}))})
-    assert "| pipeline.client beside tritonclient | -0.500 ms | 1.25 times |" in one
-    assert "`python benchmarks/client.py --rounds 60`, 2026-11-23, " in one
-    assert one.count("old") == 1
-    both = page_of(one, {"cache": kept("cache", "a hit  11 µs \n")})
+    page_ = page_of(page, {"client": kept("client", json.dumps({"rows": [], "pairs": [pair]}))})
+    assert "| pipeline.client beside tritonclient | -0.500 ms | 1.25 times |" in page_
+    assert "`python benchmarks/client.py --rounds 60`, 2026-11-23, " in page_
+    assert page_.count("old") == 1
+    both = page_of(page_, {"cache": kept("cache", "a hit  11 µs \n")})
     assert "```text\na hit  11 µs\n```" in both
     assert "old" not in both
     assert kept_of(MEASUREMENTS["client"], "", "not JSON", made, None, 1) is None
@@ -46,7 +46,7 @@ def test_a_place_is_written_by_what_is_kept_and_else_left_alone() -> None:
 
 
 def test_commands_name_files_that_are_there() -> None:
-    for one in MEASUREMENTS.values():
-        assert "--json" not in one.command
-        program = next(word for word in shlex.split(one.line) if word != "python")
+    for measurement in MEASUREMENTS.values():
+        assert "--json" not in measurement.command
+        program = next(word for word in shlex.split(measurement.line) if word != "python")
         assert (ROOT / program).is_file()

@@ -25,12 +25,12 @@ _NOISE = {
 def published(schema: Any) -> Any:
     """A schema with all that the script cuts off."""
     if isinstance(schema, list):
-        return [published(one) for one in schema]
+        return [published(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     made = {
         # A property may have the name of a keyword.
-        key: {name: published(one) for name, one in [*value.items(), ("description", {"type": "string"})]}
+        key: {name: published(part) for name, part in [*value.items(), ("description", {"type": "string"})]}
         if key == "properties"
         else published(value)
         for key, value in schema.items()
@@ -41,7 +41,7 @@ def published(schema: Any) -> Any:
 def without_added(schema: Any) -> Any:
     """The properties that `published` has added are no noise, and stay."""
     if isinstance(schema, list):
-        return [without_added(one) for one in schema]
+        return [without_added(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     found = {key: without_added(value) for key, value in schema.items()}
@@ -63,12 +63,12 @@ def test_what_is_checked_in_is_what_the_script_makes(tmp_path: Path, monkeypatch
     upstream = tmp_path / "upstream"
     upstream.mkdir()
     known = yaml.safe_load(script.CRDS.read_text(encoding="utf-8"))
-    for kind, one in known.items():
-        version = {"name": one["apiVersion"].rpartition("/")[2]}
+    for kind, part in known.items():
+        version = {"name": part["apiVersion"].rpartition("/")[2]}
         version["schema"] = {
-            "openAPIV3Schema": {"properties": {"spec": published(one["spec"]), "status": {}}}
+            "openAPIV3Schema": {"properties": {"spec": published(part["spec"]), "status": {}}}
         }
-        for path in one.get("without", ()):
+        for path in part.get("without", ()):
             *outer, last = path.split(".")
             schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
             for name in outer:
@@ -83,5 +83,5 @@ def test_what_is_checked_in_is_what_the_script_makes(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "argv", ["renew_schemas", str(upstream)])
     script.main()
     made = yaml.safe_load(script.CRDS.read_text(encoding="utf-8"))
-    assert {kind: one | {"spec": without_added(one["spec"])} for kind, one in made.items()} == known
+    assert {kind: part | {"spec": without_added(part["spec"])} for kind, part in made.items()} == known
     assert script.COMPOSE.read_bytes() == (ROOT / "tests" / "deploy" / "compose-spec.json").read_bytes()

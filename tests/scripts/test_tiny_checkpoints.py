@@ -144,7 +144,7 @@ class TestTools:
         from tiny import training
 
         prompt = next(tools.ToolGrammar.load().prompts(GRAMMAR, "train", seed=3))
-        dialogue = next(one for one in prompt if one.unlearned)
+        dialogue = next(dialogue for dialogue in prompt if dialogue.unlearned)
         messages = dialogue.messages()
         _, weights = training.weigh(shared_tokenizer, messages, unlearned=dialogue.unlearned)
         _, all_weights = training.weigh(shared_tokenizer, messages)

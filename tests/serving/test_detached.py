@@ -64,7 +64,7 @@ class Shell:
         return Ran(done.stdout, done.stderr)
 
     def ps(self) -> dict[str, dict[str, Any]]:
-        return {one["name"]: one for one in json.loads(self.run("ps", "--json").stdout)}
+        return {deployment["name"]: deployment for deployment in json.loads(self.run("ps", "--json").stdout)}
 
 
 @pytest.fixture
@@ -74,7 +74,11 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     monkeypatch.setenv("PIPELINE_STORE", str(made.store))
     yield made
     records = RunningServer.all(made.store / "running")
-    list(stop_deployments({name: one for name, one in records.items() if one.alive}, 30, print))
+    list(
+        stop_deployments(
+            {name: deployment for name, deployment in records.items() if deployment.alive}, 30, print
+        )
+    )
 
 
 @pytest.mark.servers

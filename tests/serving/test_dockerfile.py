@@ -35,8 +35,8 @@ FILE = parse((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 ENGINE = gpu_deployment(LaunchSpec(mode="single", engine_models=("tensorrt_llm",)))
 NEWEST = max(
-    (container(one.version) for one in releases() if "tensorrt" in one.tracks),
-    key=lambda one: one.release or "",
+    (container(release.version) for release in releases() if "tensorrt" in release.tracks),
+    key=lambda release: release.release or "",
 )
 
 
@@ -49,7 +49,7 @@ def test_what_builds_and_serves_is_made_from_the_newest_container_with_engines()
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("version", [one.version for one in releases()])
+@pytest.mark.parametrize("version", [release.version for release in releases()])
 def test_commands_that_build_an_image_name_stages_and_arguments_that_are_there(version: str) -> None:
     image = serving_image(version, "pytorch")
     stages = {stage.name for stage in FILE.stages}
@@ -62,11 +62,11 @@ def test_commands_that_build_an_image_name_stages_and_arguments_that_are_there(v
 
 
 def test_triton_is_joined_with_what_its_check_looks_for() -> None:
-    copied = [one.arguments[-1] for one in FILE.stage("joined").all("COPY")]
+    copied = [instruction.arguments[-1] for instruction in FILE.stage("joined").all("COPY")]
     for file in image_facts()["libraries"]:
         assert any(file.startswith(f"{folder}/") for folder in copied), file
     usual = (FILE.arguments["TRTLLM_IMAGE"], FILE.arguments["PLAIN_TRITON_IMAGE"])
-    assert usual in {one.joins for one in joined()}
+    assert usual in {container.joins for container in joined()}
     run = FILE.stage("models").all("RUN")[0].rest
     assert all(f"/tmp/image/{file}" in run for file in (CONSTRAINTS, REQUIREMENTS))
     assert modules(shlex.split(run)).count("pipeline.machine.image_build") == 2
@@ -79,9 +79,9 @@ def test_what_is_run_is_not_root(name: str) -> None:
     user, group = users[-1].rest.split(":")
     assert int(user) >= 1000
     assert int(group) >= 1000
-    order = [one.name for one in FILE.stage(name).instructions]
+    order = [instruction.name for instruction in FILE.stage(name).instructions]
     last = len(order) - 1 - order[::-1].index("USER")
-    assert last > max(index for index, one in enumerate(order) if one == "RUN")
+    assert last > max(index for index, name in enumerate(order) if name == "RUN")
     assert "ENTRYPOINT" not in order or order.index("ENTRYPOINT") > last
 
 
@@ -106,10 +106,10 @@ def ignored(path: str) -> bool:
 def test_everything_that_is_copied_is_there_and_nothing_else_is_sent() -> None:
     copied = set()
     for stage in FILE.stages:
-        for one in stage.all("COPY"):
-            if any(flag.startswith("--from=") for flag in one.flags):
+        for instruction in stage.all("COPY"):
+            if any(flag.startswith("--from=") for flag in instruction.flags):
                 continue
-            for source in one.arguments[:-1]:
+            for source in instruction.arguments[:-1]:
                 assert (ROOT / source).exists(), source
                 assert not ignored(source), source
                 copied.add(source)
@@ -125,7 +125,9 @@ def test_the_wheel_finds_all_that_pyproject_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "LICENSE"}
-    assert needed <= {name for one in FILE.stage("wheel").all("COPY") for name in one.arguments}
+    assert needed <= {
+        name for instruction in FILE.stage("wheel").all("COPY") for name in instruction.arguments
+    }
     for name in ("build", "gateway", "accept"):
         extras = re.findall(r"\$\{wheel\}\[([\w,]+)\]", FILE.stage(name).all("RUN")[0].rest)[0].split(",")
         assert set(extras) <= set(project["project"]["optional-dependencies"])
@@ -135,21 +137,21 @@ def test_layers_are_lean_and_loud_and_shell(tmp_path: Path) -> None:
     names = {stage.name for stage in FILE.stages}
     for stage in FILE.stages:
         assert "latest" not in str(stage.image)
-        for one in stage.all("RUN"):
-            for flag in one.flags:
+        for instruction in stage.all("RUN"):
+            for flag in instruction.flags:
                 assert re.search(r"from=(\w+)", flag)[1] in names  # type: ignore[index]
-            assert "sudo" not in one.rest
-            assert "curl" not in one.rest
-            for install in re.findall(r"-m pip (?:--python \S+ )?(?:install|wheel)[^&]*", one.rest):
+            assert "sudo" not in instruction.rest
+            assert "curl" not in instruction.rest
+            for install in re.findall(r"-m pip (?:--python \S+ )?(?:install|wheel)[^&]*", instruction.rest):
                 assert "--no-cache-dir" in install
-            if "apt-get" in one.rest:
-                assert "rm -rf /var/lib/apt/lists/*" in one.rest
-                assert "--no-install-recommends" in one.rest
-            assert ";" not in one.rest, "a failing command must fail the build"
-            assert " | " not in one.rest, "the code of a pipe is that of its last command"
+            if "apt-get" in instruction.rest:
+                assert "rm -rf /var/lib/apt/lists/*" in instruction.rest
+                assert "--no-install-recommends" in instruction.rest
+            assert ";" not in instruction.rest, "a failing command must fail the build"
+            assert " | " not in instruction.rest, "the code of a pipe is that of its last command"
             script = tmp_path / "run.sh"
-            script.write_text(" ".join(one.arguments))
-            assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0, one.rest
+            script.write_text(" ".join(instruction.arguments))
+            assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0, instruction.rest
         assert not stage.all("ADD")
         assert not stage.all("MAINTAINER")
 
@@ -166,7 +168,7 @@ def test_entrypoint_and_health_check_are_ours() -> None:
     assert modules(health) == ["pipeline.serving.health"]
     for name in (*modules(entrypoint), *modules(health)):
         assert callable(importlib.import_module(name).main)
-    environment = " ".join(one.rest for one in serve.all("ENV"))
+    environment = " ".join(instruction.rest for instruction in serve.all("ENV"))
     assert f"PIPELINE_PACKAGE={CONTAINER_ROOT}" in environment
     assert "start-period=30m" in serve.all("HEALTHCHECK")[0].rest
     assert serve.all("EXPOSE")[0].arguments == ["8001", "8002"]
@@ -190,7 +192,11 @@ def test_the_script_for_a_gpu_runs_the_stage_that_checks_with_what_upstream_asks
     assert limits == [word for word in run if word in limits]
     entrypoint = json.loads(FILE.stage("accept").all("ENTRYPOINT")[0].rest)
     assert entrypoint[-1] == "accept"
-    stores = [one.rest for one in FILE.stage("accept").all("ENV") if "PIPELINE_STORE" in one.rest]
+    stores = [
+        instruction.rest
+        for instruction in FILE.stage("accept").all("ENV")
+        if "PIPELINE_STORE" in instruction.rest
+    ]
     mounted = {word.partition("target=")[2] for word in run if "target=" in word}
     assert mounted == {stores[0].partition("=")[2], FILE.stage("accept").all("WORKDIR")[0].rest}
     assert "hf_never_told" not in calls.read_text()

@@ -246,6 +246,6 @@ def test_many_idle_connections_leave_room_for_the_own_user(server: TritonServer)
         time.sleep(0.2)
         assert server.check_health().text is not None
     finally:
-        for one in held:
-            one.close()
+        for request in held:
+            request.close()
     wait_for(lambda: is_ready(server.grpc_url, timeout_s=2), "places for others")

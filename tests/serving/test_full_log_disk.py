@@ -141,7 +141,7 @@ def test_triton_and_what_serves_its_ports_start_and_go_on(package: Path, tmp_pat
 
 def test_a_guard_says_by_its_exit_code_what_it_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "stage").mkdir()
-    guarded = process_guard.Guarded(1, str(tmp_path / "stage"), "pipeline-no-such-mark")
+    guarded = process_guard.GuardedProcess(1, str(tmp_path / "stage"), "pipeline-no-such-mark")
     words = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(guarded)), "/no/such/program"]
     with FULL.open("wb") as full:
         done = subprocess.run(words, stdin=subprocess.PIPE, stdout=full, stderr=full, check=False)

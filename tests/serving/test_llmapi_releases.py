@@ -106,7 +106,7 @@ def stop_words_end_the_work(server: TritonServer, status: Path) -> None:
     """Where the LLM finds one in the text alone, its engine would go on in some releases."""
 
     def figure(name: str) -> int:
-        return sum(one[name] for one in statuses(status))
+        return sum(status[name] for status in statuses(status))
 
     before = figure("tokens")
     text = ask(server, "a word", sampling_param_max_tokens=30)[0].text

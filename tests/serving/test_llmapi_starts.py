@@ -62,15 +62,15 @@ def test_a_full_queue_is_said_in_tritons_words(tmp_path: Path) -> None:
     with served(made, tmp_path / "status", tmp_path / "log", STANDIN_TOKEN_S="0.01") as server:
         asked = tensors(text_input="endless", streaming=True, sampling_param_max_tokens=600)
         running = [stream(server.grpc_url, MODEL, **asked) for _ in range(2)]
-        for one in running:
-            next(one)
+        for process in running:
+            next(process)
         with pytest.raises(
             InferenceServerException, match="Exceeds maximum queue size: 2 requests run or wait"
         ):
             list(stream(server.grpc_url, MODEL, **asked))
-        for one in running:
-            assert next(one).text
-            one.close()
+        for process in running:
+            assert next(process).text
+            process.close()
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,14 @@ def test_its_packages_and_its_client_work_with_our_model(tmp_path: Path) -> None
         assert answer
         for cancel in (lambda _: client.stop(), lambda asked: asked.cancel()):
             asked = client.ask("endless", 5000)
-            wait_for(lambda: sum(one["active"] for one in statuses(tmp_path / "status")) > 0, "the request")
+            wait_for(
+                lambda: sum(status["active"] for status in statuses(tmp_path / "status")) > 0, "the request"
+            )
             cancel(asked)
             assert client.result() == "Request is cancelled"
-            wait_for(lambda: sum(one["active"] for one in statuses(tmp_path / "status")) == 0, "its end")
+            wait_for(
+                lambda: sum(status["active"] for status in statuses(tmp_path / "status")) == 0, "its end"
+            )
         again = UpstreamClient(server.grpc_url)
         again.ask("Born in north-east France, Soyer trained as a", 16)
         assert again.result() == answer

@@ -114,10 +114,10 @@ def test_nothing_is_said_of_a_machine_that_fits(machine: MachineFacts, software:
 def test_what_keeps_it_from_serving(
     machine: MachineFacts, software: Software | None, rule: str, problem: str, fix: str
 ) -> None:
-    (one,) = found(machine, software)
-    assert (one.severity, one.rule) == ("error", rule)
-    assert problem in one.problem
-    assert fix in one.fix
+    (finding,) = found(machine, software)
+    assert (finding.severity, finding.rule) == ("error", rule)
+    assert problem in finding.problem
+    assert fix in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -132,23 +132,26 @@ def test_what_keeps_it_from_serving(
     ids=["memory", "release", "shared memory", "links"],
 )  # fmt: skip
 def test_what_is_only_warned_about(machine: MachineFacts, software: Software, problem: str) -> None:
-    (one,) = found(machine, software)
-    assert one.severity == "warning"
-    assert problem in one.problem
+    (finding,) = found(machine, software)
+    assert finding.severity == "warning"
+    assert problem in finding.problem
 
 
 def test_no_gpu_where_others_would_do_and_siblings() -> None:
-    (one,) = found(replace(FITTING, gpus=(), gpu_problem="there is no nvidia-smi"))
-    assert str(one) == "runtime.gpu = h100-sxm-80g: there is no nvidia-smi; it needs 2 x h100-sxm-80g"
+    (finding,) = found(replace(FITTING, gpus=(), gpu_problem="there is no nvidia-smi"))
+    assert str(finding) == "runtime.gpu = h100-sxm-80g: there is no nvidia-smi; it needs 2 x h100-sxm-80g"
     mixed = with_gpus(T4, replace(H100, index=1), replace(H100, index=3))
-    assert [one.fix for one in found(mixed) if one.rule == "port.arch"] == ["--gpus 1,3"]
+    assert [finding.fix for finding in found(mixed) if finding.rule == "port.arch"] == ["--gpus 1,3"]
     h200 = replace(H100, name="NVIDIA H200", memory_mib=143771, free_mib=143000)
-    one, _ = found(with_gpus(h200, replace(h200, index=1)))
-    assert (one.severity, one.fix) == ("warning", "pipeline build llama --set runtime.gpu=h200-sxm-141g")
+    finding, _ = found(with_gpus(h200, replace(h200, index=1)))
+    assert (finding.severity, finding.fix) == (
+        "warning",
+        "pipeline build llama --set runtime.gpu=h200-sxm-141g",
+    )
     small = replace(H100, name="NVIDIA H100 64GB", memory_mib=65536, free_mib=65000)
-    one, _ = found(with_gpus(small, replace(small, index=1)))
-    assert one.severity == "error"
-    assert "has 65536 MiB, the limits were made for 81559 MiB" in one.problem
+    finding, _ = found(with_gpus(small, replace(small, index=1)))
+    assert finding.severity == "error"
+    assert "has 65536 MiB, the limits were made for 81559 MiB" in finding.problem
 
 
 @pytest.mark.parametrize("movable", [True, False])
@@ -156,15 +159,15 @@ def test_only_ports_that_were_asked_for_refuse_a_start(movable: bool, tmp_path: 
     cpu = DEPLOYMENT.model_copy(update={"runtime": "cpu", "requirements": None})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = replace(Ports.free(), grpc=taken.getsockname()[1], movable=movable)
-        rules = [one.rule for one in check_local(cpu, tmp_path, ServeOptions(ports))]
+        rules = [finding.rule for finding in check_local(cpu, tmp_path, ServeOptions(ports))]
     assert ("host.ports" in rules) is not movable
 
 
 def test_a_full_disk_counts_for_the_cpu_as_well() -> None:
     cpu = DEPLOYMENT.model_copy(update={"runtime": "cpu", "requirements": None})
     full = replace(FITTING, gpus=(), temporary=DiskFacts("/tmp", 7, GIB // 5))
-    (one,) = found(full, None, cpu, None)
-    assert one.rule == "host.temporary"
+    (finding,) = found(full, None, cpu, None)
+    assert finding.rule == "host.temporary"
 
 
 def test_all_errors_are_said_at_once_and_warnings_refuse_nothing() -> None:
@@ -182,7 +185,7 @@ def test_all_errors_are_said_at_once_and_warnings_refuse_nothing() -> None:
     for subject in (": 1 GPUs may", "driver 535.1", "TensorRT-LLM 1.1.0", "TensorRT 10.13.3.9"):
         assert subject in text
     assert "[port.version]" in text
-    refuse(DEPLOYMENT, [one for one in found(bad, software) if one.severity == "warning"])
+    refuse(DEPLOYMENT, [finding for finding in found(bad, software) if finding.severity == "warning"])
     refuse(DEPLOYMENT, allow(found(bad, software), frozenset({"host.gpus", "host.driver", "port.version"})))
 
 

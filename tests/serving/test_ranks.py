@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """For temporary files; whatever a test does, nothing of its servers may be left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     marks: list[str] = []
-    monkeypatch.setattr(process_guard, "Guarded", _remembering(marks))
+    monkeypatch.setattr(process_guard, "GuardedProcess", _remembering(marks))
     yield tmp_path / "ranks"
     assert not list(tmp_path.glob("pipeline-*/start-*"))
     for mark in marks:
@@ -38,10 +38,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert not Path(f"/proc/{json.loads(path.read_text())['pid']}").exists(), path.name
 
 
-def _remembering(marks: list[str]) -> Callable[..., process_guard.Guarded]:
-    real = process_guard.Guarded
+def _remembering(marks: list[str]) -> Callable[..., process_guard.GuardedProcess]:
+    real = process_guard.GuardedProcess
 
-    def make(*arguments: Any) -> process_guard.Guarded:
+    def make(*arguments: Any) -> process_guard.GuardedProcess:
         guarded = real(*arguments)
         marks.append(guarded.mark)
         return guarded

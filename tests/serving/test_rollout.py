@@ -147,5 +147,5 @@ def test_exchanged_under_load_and_back(package: Path, tmp_path: Path) -> None:
         assert ask(control, "rollback", name="support")["package"] == str(package)
         assert answer() == long
         over.set()
-        assert {text for one in answers for text in one.result(60)} == {long, short}
+        assert {text for answer in answers for text in answer.result(60)} == {long, short}
     assert not (folder / "support.json").exists()

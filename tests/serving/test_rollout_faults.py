@@ -216,7 +216,7 @@ def test_a_supervisor_that_is_stopped_in_the_middle(house: House, in_place: bool
     with pytest.raises(ServerError):
         rollout.result(20)
     house.running.result(20)
-    assert [one.server.running for one in house.made.values()] == [False, False]
+    assert [triton.server.running for triton in house.made.values()] == [False, False]
     assert RunningServer.read(house.folder, "tiny") is None
 
 

@@ -159,7 +159,7 @@ def test_what_is_let_pass_is_marked_and_refuses_no_more(
     )
     allowed = ("--allow", "host.gpus", "--allow", "port.version")
     shown = serve(*arguments, *allowed, "--dry-run", "--json")
-    marks = {one["rule"]: one["allowed"] for one in json.loads(shown.stdout)["findings"]}
+    marks = {finding["rule"]: finding["allowed"] for finding in json.loads(shown.stdout)["findings"]}
     assert {name: marks[name] for name in ("host.gpus", "port.version", "host.programs")} == {
         "host.gpus": True, "port.version": True, "host.programs": False,
     }  # fmt: skip

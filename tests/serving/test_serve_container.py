@@ -61,14 +61,14 @@ def ports() -> tuple[Ports, list[str]]:
 def test_from_a_package_to_an_answer_and_back(gpu_package: Path, docker: FakeDocker, tmp_path: Path) -> None:
     free, options = ports()
     running = tmp_path / "store" / "running"
-    with deploying(gpu_package, tmp_path, "--gpus", "0", *options) as one:
-        one.wait_for("ready after")
+    with deploying(gpu_package, tmp_path, "--gpus", "0", *options) as deployment:
+        deployment.wait_for("ready after")
         record = RunningServer.find(running, "support")
         assert record is not None
         assert record.grpc_url == f"127.0.0.1:{free.grpc}"
         with Client(record.grpc_url) as client:
             assert client.generate("Hello", max_tokens=4).text is not None
-        assert one.stop() == 0
+        assert deployment.stop() == 0
     assert RunningServer.find(running, "support") is None
     (run,) = [call for call in docker.called("run") if "--entrypoint" not in call]
     name = run[run.index("--name") + 1]
@@ -86,9 +86,9 @@ def test_the_container_goes_when_its_owner_is_killed(
     gpu_package: Path, docker: FakeDocker, tmp_path: Path
 ) -> None:
     _, options = ports()
-    with deploying(gpu_package, tmp_path, *options) as one:
-        one.wait_for("ready after")
-        one.process.kill()
+    with deploying(gpu_package, tmp_path, *options) as deployment:
+        deployment.wait_for("ready after")
+        deployment.process.kill()
     wait_for(lambda: bool(docker.called("rm", "--force")), "the removal of the container")
     (run,) = [call for call in docker.called("run") if "--entrypoint" not in call]
     assert docker.called("rm", "--force", run[run.index("--name") + 1])
@@ -100,9 +100,9 @@ def test_an_image_that_is_not_here_is_pulled_after_the_host_was_looked_at(
     docker.set(images={})
     docker.set(registry={IMAGE: None})
     _, options = ports()
-    with deploying(gpu_package, tmp_path, *options) as one:
-        one.wait_for("ready after")
-        assert one.stop() == 0
+    with deploying(gpu_package, tmp_path, *options) as deployment:
+        deployment.wait_for("ready after")
+        assert deployment.stop() == 0
     assert [call[0] for call in docker.calls if call[0] != "info"][:3] == ["image", "pull", "image"]
     (run,) = [call for call in docker.called("run") if "--entrypoint" not in call]
     assert IMAGE in run  # it came without a digest

@@ -145,14 +145,14 @@ def test_a_start_that_takes_too_long(copy: Path) -> None:
     assert time.monotonic() - start < 100
 
 
-def one(of: Path, *words: str) -> int:
+def run(of: Path, *words: str) -> int:
     """The process of a package whose command line has these words."""
     return next(iter(processes(str(of.parent), *words)))
 
 
 def test_a_model_whose_process_is_killed_is_seen_by_inference_only(copy: Path) -> None:
     with TritonServer.of_package(copy, log_file=copy / "log") as server:
-        os.kill(one(copy, "stub", "tensorrt_llm_bls/1"), signal.SIGKILL)
+        os.kill(run(copy, "stub", "tensorrt_llm_bls/1"), signal.SIGKILL)
         time.sleep(0.5)
         # Once in a while Triton 24.10 ends with it: its backend throws what nobody catches.
         with pytest.raises(
@@ -164,7 +164,7 @@ def test_a_model_whose_process_is_killed_is_seen_by_inference_only(copy: Path) -
 def test_a_server_that_is_killed_is_seen(copy: Path) -> None:
     with TritonServer.of_package(copy, log_file=copy / "log") as server:
         os.kill(
-            min(set(processes(str(copy.parent))) - {one(copy, "guard.py")}), signal.SIGKILL
+            min(set(processes(str(copy.parent))) - {run(copy, "guard.py")}), signal.SIGKILL
         )  # its first child
         assert server.wait() == 128 + signal.SIGKILL
         with pytest.raises(ServerError, match="Triton is not running"):
@@ -218,7 +218,7 @@ def test_the_server_goes_when_its_owner_is_killed(copy: Path, tmp_path: Path) ->
 def test_the_server_goes_when_its_guard_is_killed(copy: Path, tmp_path: Path) -> None:
     server = TritonServer.of_package(copy, log_file=copy / "log")
     server.start()
-    os.kill(one(copy, "guard.py"), signal.SIGKILL)
+    os.kill(run(copy, "guard.py"), signal.SIGKILL)
     assert server.wait() == -signal.SIGKILL
     server.stop()
     wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")

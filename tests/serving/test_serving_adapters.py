@@ -52,9 +52,9 @@ def test_answers_are_those_of_the_engine_whatever_runs_beside(adapted: Path, ser
         request(at, tokenizer.encode(prompt, add_special_tokens=False).ids, adapter=name, end_id=5)
         for at, (name, prompt) in enumerate(wanted)
     ]
-    right = [tokenizer.decode(one.tokens) for one in answer(core, *alone)]
+    right = [tokenizer.decode(answered.tokens) for answered in answer(core, *alone)]
     with Client(server.grpc_url) as client, ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda one: client.generate(one[1], **asked(one[0])).text, wanted))
+        found = list(threads.map(lambda pair: client.generate(pair[1], **asked(pair[0])).text, wanted))
     assert found == right
     for at in range(0, len(found), len(NAMES)):
         assert len({*found[at : at + len(NAMES)]}) == len(NAMES)
@@ -65,13 +65,13 @@ def test_a_number_does_as_well(server: TritonServer) -> None:
     by_name = {name: joined(server.grpc_url, model, text_input=PROMPTS[0], max_tokens=16, lora_name=name)
                for name in ("tone", "sql")}  # fmt: skip
     for number, name in ((1, "tone"), (2, "sql")):
-        for one in (model, "ensemble"):
+        for model_name in (model, "ensemble"):
             inputs = {
                 "text_input": PROMPTS[0],
                 "max_tokens": 16,
                 "lora_task_id": np.array([[number]], np.uint64),
             }
-            assert joined(server.grpc_url, one, **inputs) == by_name[name]
+            assert joined(server.grpc_url, model_name, **inputs) == by_name[name]
 
 
 @pytest.mark.parametrize(

@@ -173,12 +173,12 @@ def test_leaving_many_at_once_leaves_the_others_alone(server: TritonServer) -> N
     alone = joined(server.grpc_url, "tensorrt_llm_bls", text_input=PROMPT, max_tokens=40, stream=True)
     asked = {"text_input": PROMPT, "max_tokens": LONG, "stream": True, **ENDLESS}
     leaving = [stream(server.grpc_url, "tensorrt_llm_bls", **asked) for _ in range(3)]
-    for one in leaving:
-        next(one)
+    for client in leaving:
+        next(client)
     staying = stream(server.grpc_url, "tensorrt_llm_bls", text_input=PROMPT, max_tokens=40, stream=True)
     text = next(staying).text
-    for one in leaving:
-        one.close()
+    for client in leaving:
+        client.close()
     assert text + "".join(response.text for response in staying) == alone
     # Its blocks are free again.
     settled(server)

@@ -172,10 +172,10 @@ def test_eight_at_once(server: TritonServer) -> None:
     alone = [ask(server, prompt, num_draft_tokens=0).text for prompt in asked]
     drafted: dict[int, str] = {}
 
-    def one(number: int) -> None:
+    def generate(number: int) -> None:
         drafted[number] = ask(server, asked[number]).text
 
-    threads = [threading.Thread(target=one, args=[number]) for number in range(8)]
+    threads = [threading.Thread(target=generate, args=[number]) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

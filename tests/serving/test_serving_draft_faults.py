@@ -140,14 +140,14 @@ def test_a_full_server_refuses_answers_but_ends_those_it_began(tmp_path: Path, s
     with serving(package_support_pair(tmp_path, draft=True, settings=settings)) as server:
         text, _ = server.ask(end_id=-1)
 
-        def one() -> None:
+        def ask() -> None:
             for _ in range(5):
                 try:
                     texts.append(server.ask(end_id=-1)[0])
                 except InferenceServerException as error:
                     refusals.append(error.message())
 
-        threads = [Thread(target=one) for _ in range(5)]
+        threads = [Thread(target=ask) for _ in range(5)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -67,7 +67,9 @@ def test_log_probs_of_prompts_are_those_that_answers_had(client: Client) -> None
             ids[-made:], three.log_probs[-made:], three.top_log_probs[-made:], strict=True
         ):
             assert top[0] == (token, pytest.approx(value)), "it was the likeliest"
-            assert [one for _, one in top] == sorted((one for _, one in top), reverse=True)
+            assert [log_prob for _, log_prob in top] == sorted(
+                (log_prob for _, log_prob in top), reverse=True
+            )
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(asked, [*PROMPTS[:2], LONG]))

@@ -190,11 +190,11 @@ def test_eight_streams_at_once_are_right_and_not_one_after_the_other(server: Tri
     ]
     together: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
 
-    def one(index: int) -> None:
+    def ask(index: int) -> None:
         asked = {"text_input": prompts[index], "max_tokens": 40, "stream": True}
         together.put((index, joined(server.grpc_url, "tensorrt_llm_bls", **asked)))
 
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(8)]
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -95,9 +95,9 @@ def test_every_way_to_ask_gets_the_whole_answer(whole: TritonServer, expected: l
         for name, kind in plain.items()
     ]
     (output,) = (
-        one
-        for one in post(whole, f"{model}/infer", {"inputs": inputs})["outputs"]
-        if one["name"] == "text_output"
+        output
+        for output in post(whole, f"{model}/infer", {"inputs": inputs})["outputs"]
+        if output["name"] == "text_output"
     )
     assert (output["shape"], output["data"]) == ([1], [answer])
     assert post(whole, f"{model}/generate", question)["text_output"] == answer

@@ -51,7 +51,7 @@ def pieces(answer: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def kill_engine(server: TritonServer) -> None:
-    below = {one.pid: one.name for pid in server.pids for one in processes_below(pid)}
+    below = {process.pid: process.name for pid in server.pids for process in processes_below(pid)}
     (engine,) = [pid for pid, name in below.items() if name == "tensorrt_llm"]
     os.kill(engine, signal.SIGKILL)
 
@@ -91,7 +91,9 @@ def test_a_killed_engine_costs_a_pause(package: Path, tmp_path: Path, fields: di
             return text, log_probs, usage
 
         def resumed() -> int:
-            (line,) = [one for one in client.get("/metrics").text.splitlines() if 'outcome="resumed"' in one]
+            (line,) = [
+                line for line in client.get("/metrics").text.splitlines() if 'outcome="resumed"' in line
+            ]
             return int(float(line.split()[-1]))
 
         expected = ask()

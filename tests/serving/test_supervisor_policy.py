@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ServerError
-from pipeline.keeper import GaveUp, HealthIssue, RestartPolicy
+from pipeline.keeper import HealthIssue, RestartPolicy, RestartsExhausted
 from pipeline.progress import Silent
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.supervisor import Supervisor
@@ -64,7 +64,7 @@ def test_it_gives_up_after_so_many_failures_and_says_why(tmp_path: Path) -> None
     """As in a container, where something above starts all anew."""
     component = Scripted(["first\nwith its log", "second", "third"])
     with pytest.raises(
-        GaveUp, match="gave up on Triton: it failed 3 times within 300 s; the last time: third"
+        RestartsExhausted, match="gave up on Triton: it failed 3 times within 300 s; the last time: third"
     ):
         supervise(component, tmp_path, RestartPolicy(max_restarts=2, max_pause_s=0.01, gives_up=True))
     assert component.starts == 3
@@ -74,7 +74,7 @@ def test_it_gives_up_after_so_many_failures_and_says_why(tmp_path: Path) -> None
     assert (record.state, record.restarts) == ("failed", {"triton": 2})
     assert "third" in record.reason
     # It may be served again.
-    with pytest.raises(GaveUp):
+    with pytest.raises(RestartsExhausted):
         supervise(Scripted(["again"]), tmp_path, RestartPolicy(max_restarts=0, gives_up=True))
 
 

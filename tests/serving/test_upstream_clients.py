@@ -90,17 +90,17 @@ def test_the_inflight_client_reads_every_response(server: TritonServer) -> None:
     """It adds up tokens and log probabilities, and keeps the last of all else that it asked for."""
     ids = np.array([questions()[0]], np.int32)
     asked = {**INFLIGHT, "input_ids": ids, "input_lengths": np.array([[ids.shape[1]]], np.int32)}
-    plain = [id for one in stream(server.grpc_url, "tensorrt_llm", **asked) for id in one.tokens]
+    plain = [id for chunk in stream(server.grpc_url, "tensorrt_llm", **asked) for id in chunk.tokens]
     assert len(plain) == TOKENS
     for flag, outputs in OPTIONS.values():
         responses = list(
             stream(server.grpc_url, "tensorrt_llm", request_id="1", **asked, **{flag: np.array([[True]])})
         )
-        assert [id for one in responses for id in one.outputs["output_ids"][0][0]] == plain
-        for one in responses:
-            assert one.outputs["sequence_length"][0][0] == len(one.tokens)
+        assert [id for response in responses for id in response.outputs["output_ids"][0][0]] == plain
+        for response in responses:
+            assert response.outputs["sequence_length"][0][0] == len(response.tokens)
             assert "log" not in flag or all(
-                one.outputs[name][0].size == len(one.tokens) for name in outputs[1:]
+                response.outputs[name][0].size == len(response.tokens) for name in outputs[1:]
             )
         assert all(responses[-1].outputs[name].size for name in outputs)
 

@@ -162,8 +162,8 @@ def test_models_of_joined_projections_and_experts_are_mixed(
     groups = [group for group in found["groups"] if place in group["layers"][0]]
     assert len(groups) == 2
     assert all(
-        0 == one["scores"]["none"] < one["scores"]["fp8"] < one["scores"]["w4a16_nvfp4"]
-        for one in found["groups"]
+        0 == group["scores"]["none"] < group["scores"]["fp8"] < group["scores"]["w4a16_nvfp4"]
+        for group in found["groups"]
     )
     calibrate(source, dataset, wanted, exports=(), into=tmp_path, sensitivity_dir=measured, **given)
     chosen = facts(tmp_path)["auto"]

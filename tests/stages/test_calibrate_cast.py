@@ -58,8 +58,8 @@ def test_experts_of_gpt_oss_are_the_same_to_the_last_bit(gpt_oss: Path, tmp_path
     blocks = sum(4 * shape.rows * shape.columns // 32 for shape in experts)
     assert facts["cast"] == {"blocks": blocks, "inexact_blocks": 0, "inexact_layers": []}
     assert (after.faults(), str(after.quantization.format)) == ([], form)
-    one, other = (Decoder(model, TEXT, "cpu", observe=True) for model in (before, after))
-    hidden, rounded = (model.hidden_states(lambda: None).numpy() for model in (one, other))
+    uncast, cast_ = (Decoder(model, TEXT, "cpu", observe=True) for model in (before, after))
+    hidden, rounded = (model.hidden_states(lambda: None).numpy() for model in (uncast, cast_))
     for shape in experts:
         for index in range(4):
             first, second = (model.expert(shape.name, index) for model in (before, after))
@@ -67,7 +67,7 @@ def test_experts_of_gpt_oss_are_the_same_to_the_last_bit(gpt_oss: Path, tmp_path
             np.testing.assert_array_equal(first.bias, second.bias)
         if form == "nvfp4":
             assert second.input_scale is not None
-            assert second.input_scale * np.float32(448 * 6) >= np.float32(one.largest_inputs[shape.name])
+            assert second.input_scale * np.float32(448 * 6) >= np.float32(uncast.largest_inputs[shape.name])
     for name in {name for name in before.tensors if ".experts." not in name}:
         assert before.tensors[name].tobytes() == after.tensors[name].tobytes()
     if form == "w4a16_nvfp4":
@@ -115,10 +115,10 @@ def test_the_model_is_the_same_to_the_last_bit(source: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(
             after.linear(shape.name).dequantize(), before.linear(shape.name).dequantize()
         )
-    one, other = (
+    first, second = (
         Decoder(model, TEXT, "cpu").hidden_states(lambda: None).numpy() for model in (before, after)
     )
-    np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(first, second)
     scales = {after.linear(f"model.layers.0.self_attn.{part}_proj").weight_scale_2.item() for part in "qkv"}  # type: ignore[union-attr]
     assert len(scales) == 1
 
@@ -133,7 +133,8 @@ def test_blocks_far_below_the_largest_are_rounded_and_counted(source: Path, tmp_
     said = cast(source, tmp_path / "into")["cast"]
     assert (said["inexact_blocks"], said["inexact_layers"]) == (2, [name])  # type: ignore[index]
     before, after = (
-        CheckpointReader(one).linear(name).dequantize() for one in (source, tmp_path / "into/hf")
+        CheckpointReader(checkpoint_dir).linear(name).dequantize()
+        for checkpoint_dir in (source, tmp_path / "into/hf")
     )
     np.testing.assert_array_equal(after[2:], before[2:])
     np.testing.assert_array_equal(after[1, :32], before[1, :32])

@@ -219,7 +219,9 @@ def test_weights_are_divided_by_the_smoothing_that_is_stored(calibrations: Calib
             if layer.pre_quant_scale is not None:
                 wanted = wanted / layer.pre_quant_scale.astype(np.float32)
             else:
-                before, after = (one.array(f"{block}.{norm}.weight") for one in (source, exported))
+                before, after = (
+                    checkpoint.array(f"{block}.{norm}.weight") for checkpoint in (source, exported)
+                )
                 wanted = wanted * (before / after)
             steps = wanted / np.repeat(layer.scales(), wanted.shape[1] // layer.scales().shape[1], axis=1)
             assert np.abs(layer.codes() - steps).max() < 0.501, (exported.directory.name, shape.name)
@@ -236,9 +238,9 @@ def test_fp8_has_one_scale_where_engines_make_one_layer(calibrations: Calibratio
             names = [f"model.layers.{layer}.{name}" for name in group]
             assert len({unified_export.linear(name).scales().item() for name in names}) == 1
     for shape in source.architecture.linears():
-        one, other = unified_export.linear(shape.name), ranks.linear(shape.name)
-        np.testing.assert_array_equal(one.codes(), other.codes(), err_msg=shape.name)
-        assert one.scales() == other.scales()
+        first, second = unified_export.linear(shape.name), ranks.linear(shape.name)
+        np.testing.assert_array_equal(first.codes(), second.codes(), err_msg=shape.name)
+        assert first.scales() == second.scales()
 
 
 @pytest.mark.parametrize("form", ["fp8", "int4_awq"])
@@ -350,8 +352,8 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
     unified.judge(tmp_path / "hf", Format.NVFP4, 16, "fp8", {})
     exported, ranks = CheckpointReader(tmp_path / "hf"), RankCheckpoint(tmp_path / "ranks", architecture)
     for shape in architecture.linears():
-        one, other = exported.linear(shape.name), ranks.linear(shape.name)
-        np.testing.assert_array_equal(one.dequantize(), other.dequantize(), err_msg=shape.name)
+        first, second = exported.linear(shape.name), ranks.linear(shape.name)
+        np.testing.assert_array_equal(first.dequantize(), second.dequantize(), err_msg=shape.name)
         assert (
             _error(exported.linear(shape.name).dequantize(), original.linear(shape.name).dequantize()) < 0.11
         )

@@ -52,7 +52,7 @@ def test_fp8_stays_near_the_original(calibrations: Calibrations, tmp_path: Path,
     assert 0 < unified.mean_kl.value < 0.1  # random routers are easily turned
     assert len(ranks) == (4 if family == "mixtral" else 2)
     # Weights are the same, and so are the ranks however they are divided; the cache has the scale of engines.
-    assert len({one.mean_kl for one in ranks}) == 1
+    assert len({rank.mean_kl for rank in ranks}) == 1
     assert ranks[0].mean_kl.value == pytest.approx(unified.mean_kl.value, rel=0.5)
     assert facts(folder)["warnings"] == []
 

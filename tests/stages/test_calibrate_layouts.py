@@ -134,7 +134,7 @@ def test_unquantized_logits_are_those_of_transformers(tmp_path: Path, architectu
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 12,
-    "long_factor": [1.0 + one for one in range(12)],
+    "long_factor": [1.0 + number for number in range(12)],
 }
 
 

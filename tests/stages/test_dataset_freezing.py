@@ -56,9 +56,9 @@ def test_the_same_inputs_give_the_same_bytes_and_another_seed_others(
     for name, seed in (("one", 7), ("two", 7), ("three", 8)):
         freeze_into(tmp_path / name, support, checkpoint, seed=seed)
     for file in ("calibration.jsonl", "heldout.jsonl", "dataset.json"):
-        one, two, three = ((tmp_path / name / file).read_bytes() for name in ("one", "two", "three"))
-        assert one == two
-        assert one != three
+        first, two, three = ((tmp_path / name / file).read_bytes() for name in ("one", "two", "three"))
+        assert first == two
+        assert first != three
 
 
 def test_more_samples_begin_with_the_same_ones(tmp_path: Path, checkpoint: Path) -> None:
@@ -186,10 +186,10 @@ def test_plain_text_needs_no_chat_template(tmp_path: Path) -> None:
 
 
 def test_identity_changes_with_the_files_and_not_with_their_place(tmp_path: Path) -> None:
-    one = dataset_identity(texts(tmp_path / "set.jsonl"))
+    first = dataset_identity(texts(tmp_path / "set.jsonl"))
     (tmp_path / "sub").mkdir()
-    assert dataset_identity(texts(tmp_path / "sub/set.jsonl")) == one
-    assert dataset_identity(texts(tmp_path / "set.jsonl", count=31)) != one
+    assert dataset_identity(texts(tmp_path / "sub/set.jsonl")) == first
+    assert dataset_identity(texts(tmp_path / "set.jsonl", count=31)) != first
     assert set(dataset_identity(NamedDataset("support"))["files"]) == {"train", "heldout"}
 
 

@@ -61,7 +61,7 @@ def test_bf16_stays_near_f32_of_the_same_files(calibrations: Calibrations, tmp_p
 
 @pytest.mark.parametrize(
     "form",
-    ["fp8", "int4_awq", *(pytest.param(one, marks=pytest.mark.slow) for one in ("int8_sq", "w4a8_awq"))],
+    ["fp8", "int4_awq", *(pytest.param(text, marks=pytest.mark.slow) for text in ("int8_sq", "w4a8_awq"))],
 )
 def test_every_format_stays_near_the_original_in_both_exports(
     calibrations: Calibrations, tmp_path: Path, form: str
@@ -141,7 +141,7 @@ def test_the_stage_judges_and_names_the_files_that_the_runtime_loads(
 
     step = Step("evaluate", "evaluate", ArtifactKey("evaluate"), {})
     evaluation = store.obtain(step.key, make, recipe=recipe.name, progress=Silent())
-    assert [one.files for one in read_metrics(evaluation.path)] == [loaded, *besides]
+    assert [metric.files for metric in read_metrics(evaluation.path)] == [loaded, *besides]
     assert list(evaluation.manifest.facts["exports"]) == [loaded, *besides]  # type: ignore[arg-type]
     hold_to_gate(recipe, evaluation, store, progress)
     first, *others = progress.lines

@@ -160,7 +160,7 @@ def test_the_report_is_whole_and_needs_nothing_else(tmp_path: Path, gate: Gate |
     write_report([METRICS, dataclasses.replace(METRICS, files="hf")], verdict, tmp_path / "new/report")
     content = json.loads((tmp_path / "new/report/report.json").read_text(encoding="utf-8"))
     assert content["verdict"]["passed"] is verdict.passed
-    assert [one["files"] for one in content["metrics"]] == ["trtllm-tp1", "hf"]
+    assert [metric["files"] for metric in content["metrics"]] == ["trtllm-tp1", "hf"]
     assert content["metrics"][1]["positions"] == 4731
     text = (tmp_path / "new/report/report.html").read_text(encoding="utf-8")
     page = Page()

@@ -58,23 +58,23 @@ def into(tmp_path: Path) -> Path:
 
 
 def test_identity_is_the_content_and_not_the_place(tmp_path: Path) -> None:
-    one = settle(folder(tmp_path / "one", whole()))
+    first = settle(folder(tmp_path / "one", whole()))
     other = settle(folder(tmp_path / "other", whole() | {"README.md": b"#", "train.py": b"", "old.bin": b""}))
-    assert one.identity == other.identity
-    assert str(tmp_path) not in json.dumps(one.identity)
+    assert first.identity == other.identity
+    assert str(tmp_path) not in json.dumps(first.identity)
 
 
 @pytest.mark.parametrize("name", sorted(whole()))
 def test_every_file_that_is_taken_counts(tmp_path: Path, name: str) -> None:
-    one = settle(folder(tmp_path / "one", whole()))
+    first = settle(folder(tmp_path / "one", whole()))
     changed = settle(folder(tmp_path / "changed", whole() | {name: whole()[name] + b" "}))
-    assert one.identity != changed.identity
+    assert first.identity != changed.identity
 
 
 def test_a_renamed_file_counts(tmp_path: Path) -> None:
-    one = settle(folder(tmp_path / "one", whole() | {"vocab.json": b"{}"}))
+    first = settle(folder(tmp_path / "one", whole() | {"vocab.json": b"{}"}))
     other = settle(folder(tmp_path / "other", whole() | {"added_tokens.json": b"{}"}))
-    assert one.identity != other.identity
+    assert first.identity != other.identity
 
 
 @pytest.mark.parametrize("make", [whole, sharded])

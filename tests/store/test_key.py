@@ -54,8 +54,8 @@ def test_any_change_of_a_value_changes_the_digest(
         assert not same
 
 
-def _equal_as_json(one: Any, other: Any) -> bool:
-    return json.loads(json.dumps(one)) == json.loads(json.dumps(other))
+def _equal_as_json(first: Any, second: Any) -> bool:
+    return json.loads(json.dumps(first)) == json.loads(json.dumps(second))
 
 
 @given(SETTINGS)

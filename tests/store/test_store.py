@@ -272,10 +272,14 @@ def test_a_published_artifact_is_found_where_nothing_can_be_written(
 
 
 def test_get_takes_names_digests_and_their_beginnings(store: Store) -> None:
-    one = store.obtain(KEY, make, recipe="tiny")
+    artifact = store.obtain(KEY, make, recipe="tiny")
     other = store.obtain(ArtifactKey("build", {"a": 1}), make, recipe="tiny")
     assert (
-        store.get(one.name) == store.get(one.digest) == store.get("fetch") == store.get(one.digest[:8]) == one
+        store.get(artifact.name)
+        == store.get(artifact.digest)
+        == store.get("fetch")
+        == store.get(artifact.digest[:8])
+        == artifact
     )
     assert store.get("build-") == other
     for name in ("", "nothing"):

@@ -47,7 +47,7 @@ def _unquoted(arguments: str, quote: str) -> str:
 
     def written(value: object) -> str:
         if isinstance(value, dict):
-            return "{" + ",".join(f"{key}:{written(one)}" for key, one in value.items()) + "}"
+            return "{" + ",".join(f"{key}:{written(value_)}" for key, value_ in value.items()) + "}"
         if isinstance(value, list):
             return "[" + ",".join(map(written, value)) + "]"
         return f"{quote}{value}{quote}" if isinstance(value, str) else json.dumps(value)

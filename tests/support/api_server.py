@@ -64,7 +64,7 @@ def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
                 group = {"name": "apps", "versions": [version], "preferredVersion": version}
                 self._answer({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]})
             elif path in _RESOURCES:
-                found = [{**one, "namespaced": True, "verbs": _VERBS} for one in _RESOURCES[path]]
+                found = [{**resource, "namespaced": True, "verbs": _VERBS} for resource in _RESOURCES[path]]
                 version = path.removeprefix("/apis/").removeprefix("/api/")
                 self._answer({"kind": "APIResourceList", "groupVersion": version, "resources": found})
             else:

@@ -70,8 +70,8 @@ def level(
 
 def failed_level(load: Load, error: str, slo: Slo | None = SLO) -> LevelResult:
     """No request was answered."""
-    one = RequestMeasurement(0.0, 0.0, 1.0, "failed", Stats(), np.empty(0, np.float32), error=error)
-    return summarize(LoadRecords(load, [one], ended_s=1.0), slo, ServerFigures())
+    request = RequestMeasurement(0.0, 0.0, 1.0, "failed", Stats(), np.empty(0, np.float32), error=error)
+    return summarize(LoadRecords(load, [request], ended_s=1.0), slo, ServerFigures())
 
 
 def result(levels: Sequence[LevelResult], *, slo: Slo | None = SLO, **more: Any) -> BenchResult:

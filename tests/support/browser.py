@@ -130,7 +130,9 @@ class Page:
 def opened(browser: Chromium) -> Iterator[Page]:
     """A browser with one page; ended at the end, with all that it wrote."""
     (their_commands, commands), (answers, their_answers) = os.pipe(), os.pipe()
-    high = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (their_commands, their_answers)]  # not 3, not 4
+    high = [
+        fcntl.fcntl(command, fcntl.F_DUPFD, 10) for command in (their_commands, their_answers)
+    ]  # not 3, not 4
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, tempfile.TemporaryFile() as log:
         command = [
             sys.executable, "-c", _LAUNCH, *map(str, high), str(browser.program), *_FLAGS, f"--user-data-dir={profile}",
@@ -138,8 +140,8 @@ def opened(browser: Chromium) -> Iterator[Page]:
         process = subprocess.Popen(
             command, env=browser.environment, pass_fds=high, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
-        for one in (their_commands, their_answers, *high):
-            os.close(one)
+        for shown_command in (their_commands, their_answers, *high):
+            os.close(shown_command)
         try:
             yield Page(commands, answers)
         finally:

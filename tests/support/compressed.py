@@ -121,7 +121,7 @@ def record() -> None:
         told = QuantizationScheme(
             targets=["Linear"],
             weights=QuantizationArgs(
-                **{key: one for key, one in group["weights"].items() if key != "actorder"}
+                **{key: weight for key, weight in group["weights"].items() if key != "actorder"}
             ),
             input_activations=inputs and QuantizationArgs(**inputs),
         )

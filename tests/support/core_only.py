@@ -28,7 +28,7 @@ class Environment:
         project = tomllib.loads((checkout / "pyproject.toml").read_text("utf-8"))["project"]
         wanted = [
             *project["dependencies"],
-            *(one for name in extras for one in project["optional-dependencies"][name]),
+            *(requirement for name in extras for requirement in project["optional-dependencies"][name]),
         ]
         folder.mkdir(parents=True)
         for distribution in _closure(map(Requirement, wanted)):
@@ -73,7 +73,9 @@ def _closure(wanted: Iterable[Requirement]) -> list[metadata.Distribution]:
         for line in found[requirement.name].requires or ():
             inner = Requirement(line)
             extras = ("", *requirement.extras)
-            if inner.marker is None or any(inner.marker.evaluate({"extra": one}) for one in extras):
+            if inner.marker is None or any(
+                inner.marker.evaluate({"extra": requirement}) for requirement in extras
+            ):
                 waiting.append(inner)
     return list(found.values())
 

@@ -141,7 +141,9 @@ def _found(name: str) -> Path | Unavailable:
 
 def _unpack_wheels(name: str, work: Path, into: Path) -> None:
     wanted = work / "wheels.txt"
-    wanted.write_text("".join(f"{one} --hash=sha256:{digest}\n" for one, digest in WHEELS[name].items()))
+    wanted.write_text(
+        "".join(f"{requirement} --hash=sha256:{digest}\n" for requirement, digest in WHEELS[name].items())
+    )
     _run(
         work, sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps",
         "--retries", "1", "--only-binary", ":all:", "--python-version", "3.11", "--require-hashes",

@@ -58,9 +58,13 @@ def library_counts(config: Mapping[str, Any]) -> tuple[int, int] | None:
         )
     counts = [0, 0]
     kept = built.state_dict().keys()
-    buffers = ((name, one) for name, one in built.named_buffers() if name in kept and one.is_floating_point())
-    for name, one in (*built.named_parameters(), *buffers):
-        counts[bool(_TOWER.search(name))] += one.numel()
+    buffers = (
+        (name, tensor)
+        for name, tensor in built.named_buffers()
+        if name in kept and tensor.is_floating_point()
+    )
+    for name, tensor in (*built.named_parameters(), *buffers):
+        counts[bool(_TOWER.search(name))] += tensor.numel()
     return counts[0], counts[1]
 
 
@@ -68,5 +72,5 @@ if __name__ == "__main__" and sys.argv[1:] == ["--record"]:
     path = _FOLDER / "hub_counts.yaml"
     head = path.read_text().partition("counts:")[0]
     found = {repo: library_counts(entry["config"]) for repo, entry in hub_configs().items()}
-    rows = [f"  {repo}: [{one[0]}, {one[1]}]" for repo, one in found.items() if one is not None]
+    rows = [f"  {repo}: [{counts[0]}, {counts[1]}]" for repo, counts in found.items() if counts is not None]
     path.write_text(head + "\n".join(["counts:", *rows, ""]))

@@ -34,7 +34,7 @@ def objects(files: Mapping[str, str]) -> Iterator[tuple[str, Object]]:
     """All objects that the files of `pipeline deploy --target kubernetes` apply, with the path of their file."""
     for name, text in files.items():
         if name.endswith(".yaml") and not name.endswith(("kustomization.yaml", "recipe.yaml")):
-            yield from ((name, one) for one in documents(text))
+            yield from ((name, document) for document in documents(text))
 
 
 @cache
@@ -45,8 +45,8 @@ def documents(text: str) -> tuple[Object, ...]:
 
 def pod_specs(files: Mapping[str, str]) -> Iterator[tuple[str, Object]]:
     """All pods: the name of the component, and the spec."""
-    for _, one in objects(files):
-        spec = one.get("spec", {})
+    for _, manifest in objects(files):
+        spec = manifest.get("spec", {})
         parts = spec.get("leaderWorkerTemplate", spec)
         for key in ("template", "leaderTemplate", "workerTemplate"):
             if key in parts:
@@ -65,11 +65,11 @@ _BASELINE = {
 def least_level(pod: Object) -> str:
     """The strictest of the Pod Security Standards that admits a pod."""
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
-    own = [one.get("securityContext", {}) for one in containers]
-    added = {name for one in own for name in one.get("capabilities", {}).get("add", ())}
+    own = [container.get("securityContext", {}) for container in containers]
+    added = {name for context in own for name in context.get("capabilities", {}).get("add", ())}
     host = any(pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
     host = host or any("hostPath" in volume for volume in pod["volumes"])
-    if host or any(one.get("privileged") for one in own) or not added <= _BASELINE:
+    if host or any(context.get("privileged") for context in own) or not added <= _BASELINE:
         return "privileged"
     security = pod.get("securityContext", {})
     kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
@@ -78,21 +78,25 @@ def least_level(pod: Object) -> str:
         and security.get("runAsUser") != 0
         and security.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost")
         and added <= {"NET_BIND_SERVICE"}
-        and all("ALL" in one.get("capabilities", {}).get("drop", ()) for one in own)
-        and all(one.get("allowPrivilegeEscalation") is False for one in own)
+        and all("ALL" in context.get("capabilities", {}).get("drop", ()) for context in own)
+        and all(context.get("allowPrivilegeEscalation") is False for context in own)
         and kinds <= {"configMap", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
     )
     return "restricted" if restricted else "baseline"
 
 
-def faults(one: Object, version: str) -> list[str]:
+def faults(manifest: Object, version: str) -> list[str]:
     """What is wrong with an object for a version of Kubernetes, or with one of an extension for the release of that."""
     validator = (
-        _own(one["kind"]) if one["kind"] in CRDS else _builtin(version, one["kind"], one["apiVersion"])
+        _own(manifest["kind"])
+        if manifest["kind"] in CRDS
+        else _builtin(version, manifest["kind"], manifest["apiVersion"])
     )
-    found = [f"{one['kind']}: {error.json_path}: {error.message}" for error in validator.iter_errors(one)]
-    if one["kind"] == "LeaderWorkerSet":
-        template = one["spec"]["leaderWorkerTemplate"]
+    found = [
+        f"{manifest['kind']}: {error.json_path}: {error.message}" for error in validator.iter_errors(manifest)
+    ]
+    if manifest["kind"] == "LeaderWorkerSet":
+        template = manifest["spec"]["leaderWorkerTemplate"]
         for key in ("leaderTemplate", "workerTemplate"):
             pod = {
                 "apiVersion": "v1",
@@ -134,11 +138,11 @@ def _own(kind: str) -> Draft202012Validator:
 def _closed(schema: Any) -> Any:
     """What the API server makes of a structural schema: keys that it does not name are refused."""
     if isinstance(schema, list):
-        return [_closed(one) for one in schema]
+        return [_closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     made = {
-        key: {name: _closed(one) for name, one in value.items()} if key == "properties" else _closed(value)
+        key: {name: _closed(part) for name, part in value.items()} if key == "properties" else _closed(value)
         for key, value in schema.items()
     }
     return made | ({"additionalProperties": False} if "properties" in made else {})

@@ -25,7 +25,10 @@ def signature(call: str, version: str) -> Signature:
     kind = Parameter.KEYWORD_ONLY if facts.get("keyword_only") else Parameter.POSITIONAL_OR_KEYWORD
     held = entries_in(facts["parameters"], version, llmapi.versions())
     return Signature(
-        [Parameter(one["name"], kind, default=one.get("default", Parameter.empty)) for one in held]
+        [
+            Parameter(argument["name"], kind, default=argument.get("default", Parameter.empty))
+            for argument in held
+        ]
     )
 
 
@@ -42,9 +45,9 @@ def write_standin(folder: Path, version: str) -> None:
 
 def _parameters(made: Signature) -> list[dict[str, Any]]:
     return [
-        {"name": one.name, "kind": int(one.kind)}
-        | ({} if one.default is Parameter.empty else {"default": one.default})
-        for one in made.parameters.values()
+        {"name": parameter.name, "kind": int(parameter.kind)}
+        | ({} if parameter.default is Parameter.empty else {"default": parameter.default})
+        for parameter in made.parameters.values()
     ]
 
 

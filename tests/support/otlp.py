@@ -96,7 +96,9 @@ def _span(found: Mapping[str, Any]) -> ReceivedSpan:
         status=_name(found.get("status", {}).get("code", 0), _STATUSES),
         start_ns=int(found["startTimeUnixNano"]),
         end_ns=int(found["endTimeUnixNano"]),
-        attributes={one["key"]: _value(one["value"]) for one in found.get("attributes", ())},
+        attributes={
+            attribute["key"]: _value(attribute["value"]) for attribute in found.get("attributes", ())
+        },
         events=[event["name"] for event in found.get("events", ())],
     )
 
@@ -116,4 +118,4 @@ def _value(value: Mapping[str, Any]) -> Any:
     ((kind, inner),) = value.items()
     if kind == "intValue":
         return int(inner)
-    return [_value(one) for one in inner.get("values", ())] if kind == "arrayValue" else inner
+    return [_value(value) for value in inner.get("values", ())] if kind == "arrayValue" else inner

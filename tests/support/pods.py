@@ -52,7 +52,7 @@ class Stage:
     instructions: list[Instruction] = field(default_factory=list)
 
     def all(self, name: str) -> list[Instruction]:
-        return [one for one in self.instructions if one.name == name]
+        return [instruction for instruction in self.instructions if instruction.name == name]
 
 
 @dataclass
@@ -100,13 +100,13 @@ _WITH_NAMES = (
 def secret_values(container: Object, secrets: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Variables that a container has from Secrets. Without one that it needs, it does not start."""
     found = {}
-    for one in container.get("env", ()):
-        reference = one.get("valueFrom", {}).get("secretKeyRef")
+    for variable in container.get("env", ()):
+        reference = variable.get("valueFrom", {}).get("secretKeyRef")
         if reference is None:
             continue
         value = secrets.get(reference["name"], {}).get(reference["key"])
         assert value is not None or reference.get("optional"), f"CreateContainerConfigError: {reference}"
-        found |= {} if value is None else {one["name"]: value}
+        found |= {} if value is None else {variable["name"]: value}
     return found
 
 
@@ -182,7 +182,9 @@ class Pod:
         import urllib.request
 
         (port,) = (
-            one["containerPort"] for one in self.container["ports"] if one["name"] == probe["httpGet"]["port"]
+            port["containerPort"]
+            for port in self.container["ports"]
+            if port["name"] == probe["httpGet"]["port"]
         )
         try:
             url = f"http://{self.address}:{port}{probe['httpGet']['path']}"
@@ -211,9 +213,9 @@ class Pod:
             psutil.Process(self._process.pid),
             *psutil.Process(self._process.pid).children(recursive=True),
         ]
-        for one in lost:
+        for pod in lost:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                pod.kill()
         self._process.wait(30)
 
     def terminate(self) -> int:
@@ -255,9 +257,13 @@ class Pod:
 
     def _environment(self, container: Object) -> dict[str, str]:
         image = {}
-        for one in _DOCKERFILE.stage(self._stage).all("ENV"):
-            image.update(word.split("=", 1) for word in shlex.split(one.rest))
-        given = {one["name"]: one["value"] for one in container.get("env", ()) if "value" in one}
+        for instruction in _DOCKERFILE.stage(self._stage).all("ENV"):
+            image.update(word.split("=", 1) for word in shlex.split(instruction.rest))
+        given = {
+            variable["name"]: variable["value"]
+            for variable in container.get("env", ())
+            if "value" in variable
+        }
         given |= secret_values(container, self._secrets)
         made = {name: self._path(container, value) for name, value in {**image, **given}.items()}
         outside = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
@@ -271,7 +277,7 @@ class Pod:
 
     def _path(self, container: Object, word: str) -> str:
         """A path of the container, as it is here."""
-        for mount in sorted(container["volumeMounts"], key=lambda one: -len(one["mountPath"])):
+        for mount in sorted(container["volumeMounts"], key=lambda mount: -len(mount["mountPath"])):
             inside = mount["mountPath"]
             if word == inside or word.startswith(f"{inside}/"):
                 place = self._volumes[mount["name"]] / mount.get("subPath", "")

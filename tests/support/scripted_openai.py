@@ -107,7 +107,7 @@ class Truth:
 
     @property
     def tokens(self) -> int:
-        return sum(one.tokens for one in self.answer.chunks)
+        return sum(chunk.tokens for chunk in self.answer.chunks)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class ScriptedOpenAI:
             await runner.cleanup()
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": one} for one in self.models]})
+        return web.json_response({"data": [{"id": model} for model in self.models]})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         now = asyncio.get_running_loop().time

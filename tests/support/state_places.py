@@ -100,8 +100,8 @@ class StatePlace:
 
     def close(self) -> None:
         """Close all that was opened."""
-        for one in self._opened:
-            one.close()
+        for opened in self._opened:
+            opened.close()
 
     @property
     def first(self) -> Any:

@@ -108,7 +108,7 @@ def joined(url: str, model: str, **inputs: Any) -> str:
 def infer(url: str, model: str, request_id: str = "", **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
     """The outputs of a call of a model that gives one response."""
     with grpc.InferenceServerClient(url) as client:
-        result = client.infer(model, [tensor(*one) for one in inputs.items()], request_id=request_id)
+        result = client.infer(model, [tensor(*value) for value in inputs.items()], request_id=request_id)
         return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 

@@ -34,7 +34,7 @@ _LEAVES_AT = 0.1  # share of an answer after which its client leaves: all stream
 
 
 def stream(run: AcceptanceRun) -> Checks:
-    """Streams, from each model that clients may ask and through the gateway."""
+    """Stream an answer from each model that clients may ask, and through the gateway."""
     question, expected = questions(1)[0], ""
     tokens = min(48, run.deployment.limits.max_output_tokens)
     for model in (run.deployment.entry_model, *([ENSEMBLE] if ENSEMBLE in run.deployment.models else [])):
@@ -71,16 +71,16 @@ def stream(run: AcceptanceRun) -> Checks:
 
 
 def golden(run: AcceptanceRun) -> Checks:
-    """The recipe's golden questions."""
-    asked = GoldenSet.load(run.built)
-    if asked is None:
+    """Ask the recipe's golden questions."""
+    golden_set = GoldenSet.load(run.built)
+    if golden_set is None:
         yield skipped("golden questions", "the recipe has none")
         return
     longest = run.deployment.limits.max_output_tokens
     with run.client() as client:
-        report = asked.ask(
+        report = golden_set.ask(
             lambda prompt: (
-                client.generate(prompt.asked, temperature=0.0, max_tokens=prompt.max_tokens or longest).text
+                client.generate(prompt.input, temperature=0.0, max_tokens=prompt.max_tokens or longest).text
             )
         )
     right, count = report.right, len(report.answers)
@@ -89,7 +89,7 @@ def golden(run: AcceptanceRun) -> Checks:
 
 
 def upstream(run: AcceptanceRun) -> Checks:
-    """Upstream's own client: its file where there is one, and else the requests that it sends."""
+    """Run upstream's own client, or send its requests where the file is not installed."""
     folder = run.settings.upstream or Path(upstream_clients())
     models = [name for name in (ENSEMBLE, ENTRY) if name in run.deployment.models]
     if not models:
@@ -117,7 +117,7 @@ def upstream(run: AcceptanceRun) -> Checks:
 
 
 def draft(run: AcceptanceRun) -> Checks:
-    """Greedy answers with the draft equal greedy answers without it."""
+    """Check that greedy answers with the draft equal those without it."""
     if run.recipe.draft is None:
         yield skipped("draft equality", "the recipe has no draft")
         return
@@ -141,7 +141,7 @@ def draft(run: AcceptanceRun) -> Checks:
 
 
 def undrafted(run: AcceptanceRun) -> Checks:
-    """A deployment of the recipe without its draft, where a request cannot do without."""
+    """Serve the recipe without its draft, for engines that cannot leave it out per request."""
     if run.drafted is None or run.separate_draft:
         yield skipped("greedy with draft = greedy without", "not needed: see the step draft")
         return
@@ -161,8 +161,8 @@ def undrafted(run: AcceptanceRun) -> Checks:
 
 
 def _texts(run: AcceptanceRun, client: Client, **sampling: Any) -> DraftedTexts:
-    asked, tokens = questions(run.settings.load.questions), min(64, run.deployment.limits.max_output_tokens)
-    answers = [client.generate(prompt, temperature=0.0, max_tokens=tokens, **sampling) for prompt in asked]
+    prompts, tokens = questions(run.settings.load.questions), min(64, run.deployment.limits.max_output_tokens)
+    answers = [client.generate(prompt, temperature=0.0, max_tokens=tokens, **sampling) for prompt in prompts]
     return DraftedTexts(
         tuple(answer.text for answer in answers),
         sum(answer.stats.draft_tokens or 0 for answer in answers),
@@ -171,7 +171,7 @@ def _texts(run: AcceptanceRun, client: Client, **sampling: Any) -> DraftedTexts:
 
 
 def _same(run: AcceptanceRun, drafted: DraftedTexts, alone: DraftedTexts) -> Checks:
-    """Hold answers with a draft against those without."""
+    """Compare answers with a draft to those without."""
     pairs, tokenizer = list(zip(drafted.texts, alone.texts, strict=True)), run.tokenizer
     same = sum(first == second for first, second in pairs)
     agreement = _agreement(
@@ -191,14 +191,14 @@ def _agreement(pairs: Sequence[tuple[list[int], list[int]]]) -> float:
     equal = differing = 0
     for first, second in pairs:
         both = zip(first, second, strict=False)
-        same = next((at for at, (a, b) in enumerate(both) if a != b), min(len(first), len(second)))
+        same = next((index for index, (a, b) in enumerate(both) if a != b), min(len(first), len(second)))
         equal += same
         differing += same < max(len(first), len(second))
     return equal / max(1, equal + differing)
 
 
 def cancel(run: AcceptanceRun) -> Checks:
-    """As many long answers as the limits let in, left by their clients after a tenth."""
+    """Start as many long answers as the limits admit, and cancel each after a tenth of its tokens."""
     limits, exact = run.deployment.limits, run.takes_exact_lengths
     streams = limits.max_concurrency
     conversations = (
@@ -231,7 +231,7 @@ def _active(run: AcceptanceRun) -> float | None:
 
 
 def answers(run: AcceptanceRun) -> Checks:
-    """Greedy answers of the engine's own model to held-out text, token by token, for the step gate."""
+    """Generate greedy answers to held-out text with the engine's own model, for the step `gate`."""
     if run.recipe.runtime.kind == "pytorch":
         tokenizer = run.tokenizer
         with run.client() as client:
@@ -260,15 +260,15 @@ def _heldout(run: AcceptanceRun) -> list[list[int]]:
         dataset = run.store.find(run.prepared.plan["dataset"].key)
     if dataset is None:
         tokenizer = run.tokenizer
-        asked = (run.template.render(question) for question in questions(count))
-        return [tokenizer.encode(text).ids[: limits.max_input_tokens] for text in asked]
+        prompts = (run.template.render(question) for question in questions(count))
+        return [tokenizer.encode(text).ids[: limits.max_input_tokens] for text in prompts]
     lines = (dataset.path / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     samples = [json.loads(line)["tokens"] for line in lines]
     return [sample[: max(1, min(len(sample) // 2, limits.max_input_tokens))] for sample in samples]
 
 
 def gate(run: AcceptanceRun) -> Checks:
-    """The engine's own answers, scored by the checkpoint that it was made from and by the original."""
+    """Score the engine's answers with the checkpoint that it was built from, and with the original."""
     if not run.answers:
         yield skipped("gate on the engine's answers", "there are none: see the step answers")
         return

@@ -40,7 +40,7 @@ _ENGINE_FAMILIES = (REQUESTS, KV_BLOCKS, "nv_trt_llm_general_metrics")
 
 
 def plan(run: AcceptanceRun) -> Checks:
-    """Plan of memory and speed, at the lengths that will be measured."""
+    """Plan memory and speed at the lengths that will be measured."""
     limits, settings = run.recipe.limits, run.settings
     workload = WorkloadOptions(
         prompt_tokens=settings.load.prompt_tokens or min(1024, limits.max_input_tokens),
@@ -53,12 +53,12 @@ def plan(run: AcceptanceRun) -> Checks:
     )
     if run.plan.performance is not None:
         run.figures["forecast"] = dict(run.plan.performance.as_json())
-    for what, why in run.plan.unknown.items():
-        yield AcceptanceCheck(f"plan of {what}", "measured", "", "not known", note=why)
+    for figure, why in run.plan.unknown.items():
+        yield AcceptanceCheck(f"plan of {figure}", "measured", "", "not known", note=why)
 
 
 def build(run: AcceptanceRun) -> Checks:
-    """Builds everything that the store lacks, up to the package."""
+    """Build everything that the store lacks, up to the package."""
     outcomes: list[StepOutcome] = []
     run.prepared = prepare(run.recipe, run.store, progress=run.progress, allowed=run.allowed)
     run.prepared.check(run.store)
@@ -83,18 +83,18 @@ def build(run: AcceptanceRun) -> Checks:
 
 
 def find(run: AcceptanceRun) -> Checks:
-    """In place of `build`, with --skip build: the package that the store has."""
+    """Find the package in the store, in place of `build` (--skip build)."""
     run.prepared = prepare(run.recipe, run.store, progress=run.progress, allowed=run.allowed)
     run.package = Builder(run.prepared, run.store, run.progress).finished().path
     yield skipped("package", f"not built by this run; the store has {run.deployment.digest[:16]}")
 
 
 def serve(run: AcceptanceRun) -> Checks:
-    """`pipeline serve`, until it is ready."""
+    """Run `pipeline serve`, and wait until it is ready."""
     if run.on_gpu:
         run.before_mib = gpu_memory_mib(allowed_devices())
     deadline_s = run.recipe.triton.start_timeout_s or run.deployment.start_deadline_s
-    argv = (*run.recipe.words, *run.store.words, "--set", f"triton.start_timeout_s={deadline_s:g}")
+    argv = (*run.recipe.argv, *run.store.argv, "--set", f"triton.start_timeout_s={deadline_s:g}")
     argv += tuple(part for rule in sorted(run.allowed) for part in ("--allow", rule))
     if allowed_devices():
         argv += ("--gpus", ",".join(map(str, allowed_devices())))
@@ -108,7 +108,7 @@ def serve(run: AcceptanceRun) -> Checks:
 
 
 def stop(run: AcceptanceRun) -> Checks:
-    """SIGTERM: all processes end, and the GPUs are free again."""
+    """Send SIGTERM, and check that all processes end and the GPUs are free again."""
     served, pids = run.up, run.up.processes()
     record = RunningServer.read(run.store.running, run.recipe.name)
     again = {} if record is None else {name: count for name, count in record.restarts.items() if count}
@@ -128,7 +128,7 @@ def stop(run: AcceptanceRun) -> Checks:
 
 
 def memory(run: AcceptanceRun) -> Checks:
-    """Memory after full load, and blocks of the KV cache, against the plan of memory."""
+    """Compare memory after full load, and blocks of the KV cache, with the plan of memory."""
     if run.on_gpu:
         now = gpu_memory_mib(allowed_devices())
         used = {name: mib - run.before_mib.get(name, 0.0) for name, mib in now.items()}
@@ -142,16 +142,16 @@ def memory(run: AcceptanceRun) -> Checks:
 
 
 def metrics(run: AcceptanceRun) -> Checks:
-    """The pages of metrics: Triton's, and the gateway's."""
+    """Check the metrics pages of Triton and of the gateway."""
     triton = MetricsPage.fetch(run.up.record.metrics_url)
     engine = TARGET_MODEL in run.deployment.models and run.recipe.runtime.kind != "pytorch"
-    wanted = (*_FAMILIES, *(_ENGINE_FAMILIES if engine else ()))
-    missing = [name for name in wanted if triton is None or not triton.samples.get(name)]
+    families = (*_FAMILIES, *(_ENGINE_FAMILIES if engine else ()))
+    missing = [name for name in families if triton is None or not triton.samples.get(name)]
     yield expect(
         "Triton's page",
         not missing,
-        f"{len(wanted)} families",
-        f"{len(wanted) - len(missing)}",
+        f"{len(families)} families",
+        f"{len(families) - len(missing)}",
         f"missing: {', '.join(missing)}" if missing else "",
     )
     answered = triton.total(_FAMILIES[0], model=run.deployment.entry_model) if triton is not None else None
@@ -170,7 +170,7 @@ _LEVEL_S = 120.0  # in which streams of one load begin requests
 
 
 def latency(run: AcceptanceRun) -> Checks:
-    """Time to the first token and between tokens of one request alone, against the plan's forecast."""
+    """Compare TTFT and ITL of one request alone with the plan's forecast."""
     level = _load(run, 1, max(8, run.settings.load.rounds), run.undrafted)
     run.figures["alone"] = figures = _figures(level)
     yield from _no_fault(level)
@@ -183,7 +183,7 @@ def latency(run: AcceptanceRun) -> Checks:
 
 
 def load(run: AcceptanceRun) -> Checks:
-    """Streams at a time up to limits.max_concurrency, against the plan's forecast and the recipe's SLO."""
+    """Compare loads up to limits.max_concurrency with the plan's forecast and the recipe's SLO."""
     most = run.deployment.limits.max_concurrency
     forecast = run.plan.performance if run.plan is not None else None
     points = {point.batch: point for point in forecast.curve} if forecast is not None else {}
@@ -277,11 +277,11 @@ def _tokens_per_s(level: LevelResult) -> float:
 
 
 def _no_fault(level: LevelResult) -> Checks:
-    done, asked = level.requests["complete"], sum(level.requests.values())
+    complete, requests = level.requests["complete"], sum(level.requests.values())
     yield expect(
         f"{level.load.concurrency} streams, requests that failed",
-        0 < done == asked,
+        0 < complete == requests,
         "0",
-        f"{asked - done} of {asked}",
+        f"{requests - complete} of {requests}",
         "; ".join(list(level.errors)[:3]),
     )

@@ -44,7 +44,7 @@ class AcceptanceCheck:
         name: Name of the check: "first token alone", "KV cache blocks of tensorrt_llm".
         expected: Expectation, for people.
         measured: Measurement, for people.
-        value: Measurement as a number; None where it is none.
+        value: Measurement as a number; None where it is not a number.
         unit: Unit of value and forecast: "ms", "MiB", "tokens/s", "".
         bracket: Ends of the plan's bracket; None where it has none.
         note: Reason, or how to read it.
@@ -105,7 +105,7 @@ class AcceptanceStep:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def outcome(self) -> Outcome:
-        """Outcome of its gravest check."""
+        """Worst outcome of its checks."""
         outcomes = {check.outcome for check in self.checks}
         order: tuple[Outcome, ...] = ("failed", "passed", "measured")
         return next((outcome for outcome in order if outcome in outcomes), "skipped")

@@ -1,4 +1,4 @@
-"""An acceptance run: every step, whatever came of those before, and one report that is written after each of them."""
+"""Run all steps of an acceptance check, failed ones before notwithstanding, and rewrite the report after each."""
 
 from __future__ import annotations
 
@@ -114,22 +114,22 @@ def accept(
         file: `accept-….json`; its twin for people ends in .md.
 
     Raises:
-        InvalidInput: The earlier report is none, or of another recipe.
+        InvalidInput: The earlier report cannot be read, or belongs to another recipe.
         OSError: The report cannot be written.
     """
     skip = settings.skip
     earlier = None if settings.resume is None else AcceptanceReport.read(settings.resume)
     if earlier is not None and earlier.recipe != recipe.name:
         raise InvalidInput("--resume", [Fault(f"is the report of {earlier.recipe}, not of {recipe.name}")])
-    seen = take(store.root, only=_PROBES, deadline_s=_MACHINE_S)
-    command = ("pipeline", "accept", *recipe.words, *(f"--skip={name}" for name in sorted(skip)))
+    inventory = take(store.root, only=_PROBES, deadline_s=_MACHINE_S)
+    command = ("pipeline", "accept", *recipe.argv, *(f"--skip={name}" for name in sorted(skip)))
     report = AcceptanceReport(
         recipe=recipe.name,
         command=shlex.join(command),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         settings=recipe.model_dump(mode="json", exclude_defaults=True),
-        machine=machine_facts(seen),
-        versions=versions(seen),
+        machine=machine_facts(inventory),
+        versions=versions(inventory),
         package="",
         steps=(),
     )
@@ -224,18 +224,18 @@ def _report(step: AcceptanceStep, progress: Progress) -> None:
         progress.say(f"  {check.outcome:<9} {check.name}: {check.measured}{expected}{off}{note}")
 
 
-def machine_facts(seen: Inventory) -> dict[str, Any]:
-    """List what a reader of the report must know of the machine; nothing identifies it among its like."""
-    gpus = seen.gpus.gpus if seen.gpus is not None else ()
+def machine_facts(inventory: Inventory) -> dict[str, Any]:
+    """Describe the machine for a reader of the report, without anything that identifies it."""
+    gpus = inventory.gpus.gpus if inventory.gpus is not None else ()
     named = [f"{gpu.name}, {gpu.memory_mib} MiB, compute capability {gpu.capability}" for gpu in gpus]
     inside = [f"{name}={value}" for name in _CONTAINER if (value := os.environ.get(name))]
     return {
-        "GPUs": named or [seen.gpus.problem if seen.gpus is not None else "not known"],
+        "GPUs": named or [inventory.gpus.problem if inventory.gpus is not None else "not known"],
         "driver": ", ".join(sorted({gpu.driver for gpu in gpus})) or "none",
-        "CUDA of the driver": (seen.gpus.cuda if seen.gpus is not None else None) or "not known",
+        "CUDA of the driver": (inventory.gpus.cuda if inventory.gpus is not None else None) or "not known",
         "container": ", ".join(inside) or ("not NVIDIA's" if Path("/.dockerenv").exists() else "none"),
-        "processor cores": seen.processors.cores if seen.processors is not None else "not known",
-        "memory": human_bytes(seen.memory.total_bytes) if seen.memory is not None else "not known",
+        "processor cores": inventory.processors.cores if inventory.processors is not None else "not known",
+        "memory": human_bytes(inventory.memory.total_bytes) if inventory.memory is not None else "not known",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
     }
 
@@ -246,13 +246,13 @@ def _package_versions(deployment: Deployment) -> dict[str, str]:
     return made | ({} if deployment.requirements is None else {"image": deployment.requirements.image})
 
 
-def versions(seen: Inventory) -> dict[str, str]:
+def versions(inventory: Inventory) -> dict[str, str]:
     """List versions of the software that is installed."""
     installed = {"pipeline": __version__, "Python": platform.python_version()}
-    if seen.software is not None and seen.software.tensorrt_llm:
-        installed["TensorRT-LLM"] = seen.software.tensorrt_llm
-    if seen.software is not None and seen.software.tensorrt:
-        installed["TensorRT"] = seen.software.tensorrt
-    if seen.triton is not None and seen.triton.version:
-        installed["Triton"] = seen.triton.version
+    if inventory.software is not None and inventory.software.tensorrt_llm:
+        installed["TensorRT-LLM"] = inventory.software.tensorrt_llm
+    if inventory.software is not None and inventory.software.tensorrt:
+        installed["TensorRT"] = inventory.software.tensorrt
+    if inventory.triton is not None and inventory.triton.version:
+        installed["Triton"] = inventory.triton.version
     return installed | {name: version for name in _PACKAGES if (version := version_of(name))}

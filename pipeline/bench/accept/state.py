@@ -109,9 +109,9 @@ class AcceptanceRun:
             tokens: Tokens of each at most, with those that the tokenizer puts in front.
             seed: The same seed makes the same prompts.
         """
-        tokenizer, chance = self.tokenizer, random.Random(seed)
+        tokenizer, rng = self.tokenizer, random.Random(seed)
         words, around = Words(tokenizer), len(tokenizer.encode("").ids)
-        return [words.text(max(1, tokens - around), chance) for _ in range(count)]
+        return [words.text(max(1, tokens - around), rng) for _ in range(count)]
 
     @property
     def gate(self) -> Gate:
@@ -120,8 +120,8 @@ class AcceptanceRun:
 
     def client(self, model: str | None = None) -> Client:
         """Make a client of a Triton model, by default the one that clients ask, with its chat template."""
-        asked = model or self.deployment.entry_model
-        return Client(self.up.record.target, model=asked, template=self.template, timeouts=_TIMEOUTS)
+        model_name = model or self.deployment.entry_model
+        return Client(self.up.record.target, model=model_name, template=self.template, timeouts=_TIMEOUTS)
 
     @property
     def takes_exact_lengths(self) -> bool:

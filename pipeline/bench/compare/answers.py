@@ -146,7 +146,7 @@ class AnswerStudy:
         async with subject.target(self._timeout_s, chat=self._chat) as target:
             for question in self._golden.questions:
                 reply = await target.ask(
-                    BenchRequest(question.asked, {"temperature": 0.0, "max_tokens": _most(question, subject)})
+                    BenchRequest(question.input, {"temperature": 0.0, "max_tokens": _most(question, subject)})
                 )
                 if reply.outcome != "complete":
                     raise ServerError(f"golden question {question.text!r} to {subject.name}: {reply.error}")
@@ -165,9 +165,9 @@ class AnswerStudy:
             )
         engine = EngineModel(deployment.grpc_url, package.end_id, package.pad_id)
         if side not in self._engine_answers:
-            asked = deployment.asked_directly
-            lengths = (_most(question, asked) for question in self._golden.questions)
-            answers = engine.answers(list(zip(self._prompts(asked), lengths, strict=True)))
+            direct = deployment.asked_directly
+            lengths = (_most(question, direct) for question in self._golden.questions)
+            answers = engine.answers(list(zip(self._prompts(direct), lengths, strict=True)))
             self._engine_answers[side] = [_until(answer, package.stop_token_ids) for answer in answers]
             answers = self._engine_answers[side]
             complete = all(len(answer.tokens) == len(answer.log_probs or ()) for answer in answers)
@@ -182,9 +182,9 @@ class AnswerStudy:
         template = ChatTemplate.from_directory(subject.tokenizer) if self._chat else None
         tokenizer: Any = read_tokenizer(subject.tokenizer / "tokenizer.json")
         texts = (
-            question.asked
-            if template is None or isinstance(question.asked, str)
-            else template.render(question.asked)
+            question.input
+            if template is None or isinstance(question.input, str)
+            else template.render(question.input)
             for question in self._golden.questions
         )
         return [tokenizer.encode(text).ids for text in texts]
@@ -214,8 +214,8 @@ class AnswerStudy:
         )
 
     def _perplexity(self) -> PerplexityComparison | None:
-        def of(whose: Side, by: Side) -> float:
-            values = [value for answer in self._scores[whose][by] for value in answer]
+        def of(writer: Side, judge: Side) -> float:
+            values = [value for answer in self._scores[writer][judge] for value in answer]
             return perplexity(-sum(values), len(values)) if values else math.nan
 
         counts = [
@@ -279,7 +279,7 @@ def _result(pair: AnswerPair, judgement: Judgement, tokenizer: Any) -> QuestionR
 
 def _until(answer: EngineAnswer, stops: Sequence[int]) -> EngineAnswer:
     """Cut an answer at a token that ends it: the engine itself stops at only one of them."""
-    ends = next((at for at, token in enumerate(answer.tokens) if token in stops), len(answer.tokens))
+    ends = next((index for index, token in enumerate(answer.tokens) if token in stops), len(answer.tokens))
     log_probs = None if answer.log_probs is None else answer.log_probs[:ends]
     return EngineAnswer(answer.prompt, answer.tokens[:ends], log_probs)
 

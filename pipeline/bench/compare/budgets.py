@@ -62,18 +62,18 @@ def load_budgets(
     speed = criteria.max_regression
     if speed is not None:
         yield _worse("max_regression", loads, speed, alpha, length=False)
-    asked = criteria.max_length_change is not None
-    length = criteria.max_length_change if asked else _UNASKED_LENGTH
-    if length is not None and (asked or speed is not None):
-        found = _worse("max_length_change", loads, length, alpha, length=True)
-        if asked or found.state == "over":
-            yield found
-    asked = criteria.max_more_failed is not None
-    failed = criteria.max_more_failed if asked else _UNASKED_FAILED
-    if failed is not None and (asked or speed is not None):
-        found = _more_failed(loads, failed, alpha)
-        if asked or found.state == "over":
-            yield found
+    budgeted = criteria.max_length_change is not None
+    length = criteria.max_length_change if budgeted else _UNASKED_LENGTH
+    if length is not None and (budgeted or speed is not None):
+        budget = _worse("max_length_change", loads, length, alpha, length=True)
+        if budgeted or budget.state == "over":
+            yield budget
+    budgeted = criteria.max_more_failed is not None
+    failed = criteria.max_more_failed if budgeted else _UNASKED_FAILED
+    if failed is not None and (budgeted or speed is not None):
+        budget = _more_failed(loads, failed, alpha)
+        if budgeted or budget.state == "over":
+            yield budget
 
 
 def _worse(
@@ -112,7 +112,7 @@ def _worse(
 
 def _more_failed(loads: Sequence[LoadComparison], limit: float, alpha: float) -> BudgetResult:
     """Judge by how much B's share of failed requests is larger, by Newcombe's interval."""
-    found = []
+    budgets = []
     for load in loads:
         (failed_a, failed_b), (count_a, count_b) = load.failed, load.requests
         low, high = share_difference((failed_a, count_a), (failed_b, count_b), 2 * alpha / len(loads))
@@ -120,11 +120,11 @@ def _more_failed(loads: Sequence[LoadComparison], limit: float, alpha: float) ->
         state: BudgetState = "over" if low > limit else "kept" if high <= limit else "not shown"
         text = f"with {load.load}, B failed {failed_b} of {count_b} requests and A {failed_a} of {count_a}: "
         text += f"{low:+.1%} to {high:+.1%}, {limit:.1%} more allowed"
-        found.append(
+        budgets.append(
             BudgetResult(budget="max_more_failed", figure=figure, limit=limit, state=state, text=text)
         )
     order = {"over": 2, "not shown": 1, "kept": 0}
-    return max(found, key=lambda budget: (order[budget.state], budget.figure or 0.0))
+    return max(budgets, key=lambda budget: (order[budget.state], budget.figure or 0.0))
 
 
 def _loss(metric: MetricComparison) -> float:

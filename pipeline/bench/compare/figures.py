@@ -147,7 +147,7 @@ class MetricComparison(Section):
             return min(1.0, 2 * min(over, under))
         return under if self.more_is_better else over
 
-    def told(self, threshold: float) -> str:
+    def sentence(self, threshold: float) -> str:
         """Say the verdict in words, with the rounds that would show a relative difference of the threshold."""
         match self.verdict:
             case "unknown":
@@ -182,7 +182,7 @@ def compare_rounds(
     a: Sequence[Sequence[LevelResult]], b: Sequence[Sequence[LevelResult]], threshold: float
 ) -> tuple[LoadComparison, ...]:
     """Compare what two deployments did under the same loads, round by round."""
-    found = []
+    loads = []
     for number, level in enumerate(a[0]):
         pairs = [(first[number], second[number]) for first, second in zip(a, b, strict=True)]
         drawn, left_out = list[MetricComparison](), dict[str, str]()
@@ -198,13 +198,13 @@ def compare_rounds(
                     left_out[metric.name] = f"{len(pairs) - len(kept)} of {len(pairs)} rounds have none"
                 continue
             drawn.append(_of_rounds(metric, kept))
-        found.append(_load(level, pairs, drawn, left_out))
-    tests = sum(len(load.metrics) for load in found)
+        loads.append(_load(level, pairs, drawn, left_out))
+    tests = sum(len(load.metrics) for load in loads)
     return tuple(
         load.model_copy(
             update={"metrics": tuple(_with_rounds_needed(m, threshold, tests) for m in load.metrics)}
         )
-        for load in _judged(found)
+        for load in _judged(loads)
     )
 
 
@@ -226,7 +226,7 @@ def compare_runs(a: BenchResult, b: BenchResult) -> tuple[LoadComparison, ...]:
         faults.append(Fault(f"no load is in both: A has {loads[0]}, and B has {loads[1]}"))
     if faults:
         raise InvalidInput("the two runs did not ask the same", faults)
-    found = []
+    compared = []
     for level_a, level_b in common:
         drawn, left_out = list[MetricComparison](), dict[str, str]()
         windows = RunWindows(level_a), RunWindows(level_b)
@@ -236,8 +236,8 @@ def compare_runs(a: BenchResult, b: BenchResult) -> tuple[LoadComparison, ...]:
                 drawn.append(_of_runs(metric, both, windows))
             elif first is not None or second is not None:
                 left_out[metric.name] = "one of the runs has none"
-        found.append(_load(level_a, [(level_a, level_b)], drawn, left_out))
-    return tuple(_judged(found))
+        compared.append(_load(level_a, [(level_a, level_b)], drawn, left_out))
+    return tuple(_judged(compared))
 
 
 def _above_nothing(metric: Metric, a: float | None, b: float | None) -> tuple[float, float] | None:

@@ -80,12 +80,12 @@ class Judge:
         """
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         failures = list[str]()
-        asked = 0
+        request_count = 0
         gate = asyncio.Semaphore(_AT_ONCE)
         async with OpenAITarget(self.url, self.model, timeout_s=self.timeout_s, headers=headers) as target:
 
             async def ask(question: GoldenQuestion, first: str, second: str) -> str:
-                nonlocal asked
+                nonlocal request_count
                 text = PROMPT.format(question=_words(question), first=first, second=second)
                 async with gate:
                     reply = await target.ask(
@@ -94,7 +94,7 @@ class Judge:
                             {"temperature": 0.0, "max_tokens": _MAX_TOKENS},
                         )
                     )
-                asked += 1
+                request_count += 1
                 if reply.outcome != "complete":
                     failures.append(reply.error)
                     return f"failed: {reply.error}"
@@ -106,13 +106,13 @@ class Judge:
                 question, a, b = pair.before.question, pair.before.answer, pair.after.answer
                 return decide(*await asyncio.gather(ask(question, a, b), ask(question, b, a)))
 
-            found = await asyncio.gather(*(both(pair) for pair in pairs))
-        if failures and len(failures) == asked:
+            judgements = await asyncio.gather(*(both(pair) for pair in pairs))
+        if failures and len(failures) == request_count:
             reason = Counter(failures).most_common(1)[0][0]
             raise ServerError(
-                f"the judge {self.model} at {self.url} answered none of {asked} requests: {reason}"
+                f"the judge {self.model} at {self.url} answered none of {request_count} requests: {reason}"
             )
-        return list(found)
+        return list(judgements)
 
 
 def decide(forward: str, exchanged: str) -> Judgement:
@@ -132,13 +132,13 @@ def decide(forward: str, exchanged: str) -> Judgement:
 
 def _last_word(text: str) -> str | None:
     lines = text.strip().splitlines()
-    found = _WORD.fullmatch(lines[-1].strip()) if lines else None
-    return None if found is None else found[1]
+    match = _WORD.fullmatch(lines[-1].strip()) if lines else None
+    return None if match is None else match[1]
 
 
 def _words(question: GoldenQuestion) -> str:
     """Write a question as a text: for a chat, all of its messages."""
-    asked = question.asked
-    if isinstance(asked, str):
-        return asked
-    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in asked)
+    content = question.input
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in content)

@@ -82,9 +82,9 @@ def _words(text: str) -> list[str]:
 def _verdict(result: CompareResult) -> tuple[str, str]:
     """Tone (good, bad, mixed or none) and sentence of the verdict."""
     parts = list(_findings(result))
-    for state, words in (("over", "Over budget"), ("not shown", "Not shown to be kept")):
+    for state, heading in (("over", "Over budget"), ("not shown", "Not shown to be kept")):
         if named := [budget.budget for budget in result.budgets if budget.state == state]:
-            parts.append(f"{words}: {', '.join(named)}.")
+            parts.append(f"{heading}: {', '.join(named)}.")
     worse = any(metric.verdict == "worse" for load in result.loads for metric in load.metrics)
     tone = {"over": "bad", "not shown": "mixed"}.get(result.state, "mixed" if worse else "good")
     return tone if result.budgets or worse else "none", " ".join(parts)
@@ -92,7 +92,7 @@ def _verdict(result: CompareResult) -> tuple[str, str]:
 
 def _findings(result: CompareResult) -> Iterator[str]:
     for load in result.loads:
-        found = {
+        verdicts = {
             verdict: [
                 f"{metric.title} ({abs(metric.regression):.1%})"
                 for metric in load.metrics
@@ -100,8 +100,8 @@ def _findings(result: CompareResult) -> Iterator[str]:
             ]
             for verdict in ("worse", "better")
         }
-        told = [f"{verdict} in {', '.join(names)}" for verdict, names in found.items() if names]
-        yield f"With {load.load}, B is {' and '.join(told) if told else 'not different from A beyond the noise'}."
+        clauses = [f"{verdict} in {', '.join(names)}" for verdict, names in verdicts.items() if names]
+        yield f"With {load.load}, B is {' and '.join(clauses) if clauses else 'not different from A beyond the noise'}."
     if (answers := result.answers) is not None:
         right_a, right_b = answers.right
         yield (

@@ -115,8 +115,8 @@ def compare_deployments(
         checks += answer_checks(run.study.comparison, answers, golden.budgets, criteria.max_lost)
     return CompareResult(
         made=_now(),
-        a=_side(a, run.seen["a"]),
-        b=_side(b, run.seen["b"]),
+        a=_side(a, run.deployments["a"]),
+        b=_side(b, run.deployments["b"]),
         rounds=rounds,
         interrupted=interrupted,
         by_turns=run.by_turns,
@@ -219,7 +219,7 @@ class _Comparison:
     progress: Progress
     by_turns: bool = False
     levels: dict[Side, list[Sequence[LevelResult]]] = field(default_factory=lambda: {"a": [], "b": []})
-    seen: dict[Side, ComparedDeployment] = field(default_factory=dict)
+    deployments: dict[Side, ComparedDeployment] = field(default_factory=dict)
     _up: dict[Side, ComparedDeployment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -272,7 +272,7 @@ class _Comparison:
             if planned == [None] and self.study is not None and self.study.complete:
                 continue
             with self._reached(side) as deployment:
-                self.seen[side] = deployment
+                self.deployments[side] = deployment
                 if self.study is not None:
                     with self.progress.task(f"golden questions, {side.upper()}"):
                         asyncio.run(self.study.visit(side, deployment))
@@ -309,7 +309,7 @@ class _Comparison:
 
     def warnings(self) -> Iterator[str]:
         """Yield what makes the two hard to compare."""
-        a, b = (self.seen[side].subject.about for side in ("a", "b"))
+        a, b = (self.deployments[side].subject.about for side in ("a", "b"))
         if "package" in a and a["package"] == b.get("package"):
             yield "both are the same package: what differs is noise, or where they run"
         for side, levels in self.levels.items():
@@ -328,12 +328,12 @@ def _fit(packages: Sequence[Path]) -> bool:
     """Whether packages can be served beside each other. On GPUs the second would get less KV cache than the first."""
     if any(Deployment.load(package).requirements is not None for package in packages):
         return len(packages) == 1
-    found = [memory_beside(package, None, Store.at(None)) for package in packages]
-    return sum(need.needed_bytes for need in found) <= min(need.free_bytes for need in found)
+    needs = [memory_beside(package, None, Store.at(None)) for package in packages]
+    return sum(need.needed_bytes for need in needs) <= min(need.free_bytes for need in needs)
 
 
-def _side(source: DeploymentSource, seen: ComparedDeployment) -> ComparedSide:
-    return ComparedSide(name=seen.subject.name, given=source.given, target=seen.subject.described)
+def _side(source: DeploymentSource, deployment: ComparedDeployment) -> ComparedSide:
+    return ComparedSide(name=deployment.subject.name, given=source.given, target=deployment.subject.described)
 
 
 def _warnings(loads: Sequence[LoadComparison]) -> Iterator[str]:

@@ -97,7 +97,7 @@ class PackageSource:
         with tempfile.TemporaryDirectory(prefix="pipeline-compare-") as folder:
             # A store of its own: two packages of one name can then run at a time.
             store = Store(Path(folder))
-            argv = ["--package", str(self.package.absolute()), *store.words]
+            argv = ["--package", str(self.package.absolute()), *store.argv]
             argv += ["--no-gateway"] if self.way == "triton" else []
             argv += ["--gpus", ",".join(map(str, self.devices))] if self.devices else []
             server = ServedDeployment.start(
@@ -166,15 +166,15 @@ def servable_packages(recipes: Sequence[Recipe], store: Store) -> tuple[Path, ..
     Raises:
         InvalidInput: With each package that is not built, and all that keeps this machine from serving one.
     """
-    faults, found = list[Fault](), list[Path]()
+    faults, packages = list[Fault](), list[Path]()
     for recipe in recipes:
         key = f"{recipe.name}, runtime {recipe.runtime.kind}"
         artifact = store.find(prepare(recipe, store).plan["package"].key)
         if artifact is None:
-            build = shlex.join(("pipeline", "build", *recipe.build_words, *store.words))
+            build = shlex.join(("pipeline", "build", *recipe.build_argv, *store.argv))
             faults.append(Fault("its package is not built", key=key, fix=build))
             continue
-        found.append(artifact.path)
+        packages.append(artifact.path)
         ports = Ports.choose(recipe, usual=False)
         stopping = (
             finding for finding in dry_run(artifact.path, ServeOptions(ports)).findings if finding.stops
@@ -185,14 +185,14 @@ def servable_packages(recipes: Sequence[Recipe], store: Store) -> tuple[Path, ..
         ]
     if faults:
         raise InvalidInput("these cannot be compared on this machine", faults)
-    return tuple(found)
+    return tuple(packages)
 
 
 def golden_questions(criteria: CompareCriteria, a: DeploymentSource, b: DeploymentSource) -> GoldenSet | None:
     """Read the golden questions, with the budgets of the criteria in place of their own; None asks none.
 
     Raises:
-        InvalidInput: There are none, and keys need them.
+        InvalidInput: Budgets need golden questions, and there are none.
     """
     if criteria.skip_golden:
         return None

@@ -94,9 +94,11 @@ class RunWindows:
 
     def _of_requests(self, name: str) -> Iterator[list[float]]:
         """Yield the values of the requests that were due in each window."""
-        found: list[list[float]] = [[] for _ in self._windows]
+        values_by_window: list[list[float]] = [[] for _ in self._windows]
         samples = self._level.samples
         for due_s, value in zip(samples.get("due_s", ()), samples.get(name, ()), strict=True):
-            if due_s is not None and value is not None and found:
-                found[min(max(0, int(due_s / self._width_s) - self._first), len(found) - 1)].append(value)
-        yield from found
+            if due_s is not None and value is not None and values_by_window:
+                values_by_window[
+                    min(max(0, int(due_s / self._width_s) - self._first), len(values_by_window) - 1)
+                ].append(value)
+        yield from values_by_window

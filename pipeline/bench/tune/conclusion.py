@@ -38,7 +38,7 @@ class Round:
 
     Attributes:
         name: Name of its figures in the study.
-        side: The best settings, or those that they are held against.
+        side: The best settings, or those that they are compared with.
     """
 
     name: str
@@ -70,20 +70,22 @@ def confirm(
         watch: Called with a line about each round.
 
     Raises:
-        ServerError: One of them does not serve any more.
+        ServerError: One of them no longer serves.
     """
     scores: dict[str, list[Score]] = {"best": [], "other": []}
-    for number, one in enumerate(planned, 1):
-        result = study.measurement(one.name)
+    for number, planned_round in enumerate(planned, 1):
+        result = study.measurement(planned_round.name)
         if result is None:
             if runner is None:
                 return None
-            what = "the best settings" if one.side == "best" else "what they are held against"
-            watch(f"round {number} of {len(planned)}: {what}")
-            with runner.serve(one.settings) as trial:
+            settings_name = (
+                "the best settings" if planned_round.side == "best" else "what they are held against"
+            )
+            watch(f"round {number} of {len(planned)}: {settings_name}")
+            with runner.serve(planned_round.settings) as trial:
                 result = measure_loads(trial, loads, study.objectives)[0]
-            study.keep(one.name, result)
-        scores[one.side].append(score(result.levels, study.objectives))
+            study.keep(planned_round.name, result)
+        scores[planned_round.side].append(score(result.levels, study.objectives))
     best, other = tuple(scores["best"]), tuple(scores["other"])
     return Confirmation(best, other, gain_of(best, other, study.objectives[0]))
 
@@ -97,7 +99,7 @@ def conclude(
     runner: Runner | None,
     say: Callable[[str], None],
 ) -> TuneReport:
-    """Measure the best trial again beside what it is held against, and recommend."""
+    """Measure the best trial again beside its alternative, and recommend one of them."""
     records = study.records()
     planned = final_rounds(study, options, pairs)
     confirmed = confirm(study, planned, options.loads, runner, say) if planned else None
@@ -117,7 +119,7 @@ def final_rounds(study: TuneStudy, options: SearchOptions, pairs: int) -> list[R
     records = study.records()
     if options.sweep:
         (dimension,) = study.space.dimensions
-        best = best_of([one for one in records if one.settings[dimension.key]], study.objectives)
+        best = best_of([record for record in records if record.settings[dimension.key]], study.objectives)
         other: Settings = {dimension.key: 0}
         comparable = best is not None and 0 in dimension.values
     else:
@@ -131,21 +133,21 @@ def _advice_on_length(
 ) -> Recommendation:
     (dimension,) = study.space.dimensions
     lengths = {
-        length: one
-        for one in records
-        if one.feasible and isinstance(length := one.settings[dimension.key], int)
+        length: record
+        for record in records
+        if record.feasible and isinstance(length := record.settings[dimension.key], int)
     }
-    best = best_of([one for length, one in lengths.items() if length], study.objectives)
+    best = best_of([record for length, record in lengths.items() if length], study.objectives)
     result = None if best is None else study.measurement(trial_name(best.number))
     levels = () if result is None or best is None else result.levels
-    acceptance = next((one.acceptance for one in levels if best and str(one.load) == best.load), None)
+    acceptance = next((level.acceptance for level in levels if best and str(level.load) == best.load), None)
     if confirmed is None and pairs and 0 in dimension.values and best is not None:
         reason = "the best length was not measured against no draft in rounds of their own"
         return Recommendation(verdict="none yet", trial=best.number, reason=reason)
     advice = recommend_length(lengths, confirmed, dimension.own, study.objectives, acceptance)
     if advice.trial is None:
         return advice
-    settings = next(one.settings for one in records if one.number == advice.trial)
+    settings = next(record.settings for record in records if record.number == advice.trial)
     return advice.model_copy(update={"changes": study.space.overrides(settings)})
 
 
@@ -156,15 +158,22 @@ def tuned_recipe(recipe: Recipe, report: TuneReport, folder: Path) -> str:
         folder: Folder of the tuned recipe; in that of the recipe, paths stay relative.
     """
     advice, own = report.recommendation, RecipeValues(recipe.model_dump(mode="json"))
-    trial = next(one for one in report.trials if one.number == advice.trial)
+    trial = next(trial for trial in report.trials if trial.number == advice.trial)
     reasons = {}
     for change in advice.changes:
         key = change.partition("=")[0]
         # Without drafts, their section is gone.
-        named = next((one for one in report.keys if one == key or one.startswith(f"{key}.")), key)
+        named = next(
+            (
+                report_key
+                for report_key in report.keys
+                if report_key == key or report_key.startswith(f"{key}.")
+            ),
+            key,
+        )
         reasons[key] = f"{report.reasons.get(named, '')} (was {_written(own[named])})"
-    given, whole = recipe.provenance, variant(recipe, advice.changes).model_dump(mode="json")
-    values = written_values(given, (*given.overrides, *advice.changes), whole, folder)
+    provenance, whole = recipe.provenance, variant(recipe, advice.changes).model_dump(mode="json")
+    values = written_values(provenance, (*provenance.overrides, *advice.changes), whole, folder)
     return annotated_yaml(_head(recipe, report, trial), values, reasons)
 
 
@@ -173,7 +182,7 @@ def _written(value: Value) -> str:
 
 
 def _head(recipe: Recipe, report: TuneReport, trial: TrialReport) -> list[str]:
-    command = shlex.join(("pipeline", "tune", *recipe.words))
+    command = shlex.join(("pipeline", "tune", *recipe.argv))
     advice, machine, at = report.recommendation, report.machine, trial.decisive
     lines = [
         f"{recipe.name}, tuned for {' and '.join(report.objectives)} by {command} on {report.made[:10]}.",

@@ -28,13 +28,13 @@ def hand_over(
 ) -> HandoverScript | None:
     """Write the script of all trials that are to be measured, or of the rounds at the end once they are."""
     planned: list[tuple[str, Settings]] = [
-        (trial_name(one.number), one.settings) for one in plan_trials(study, runner, options)
+        (trial_name(trial.number), trial.settings) for trial in plan_trials(study, runner, options)
     ]
     if not planned:
         planned = [
-            (one.name, one.settings)
-            for one in final_rounds(study, options, pairs)
-            if study.measurement(one.name) is None
+            (planned_round.name, planned_round.settings)
+            for planned_round in final_rounds(study, options, pairs)
+            if study.measurement(planned_round.name) is None
         ]
     if not planned:
         return None
@@ -71,10 +71,10 @@ def take_results(
 
     Raises:
         UserError: The folder has nothing that the study waits for.
-        InvalidInput: Lists every file that is of something else; nothing is taken then.
+        InvalidInput: Lists every file that belongs to another search; nothing is taken then.
     """
-    trials = {trial_name(one.number): one for one in study.planned()}
-    names = [*trials, *(one.name for one in final_rounds(study, options, pairs))]
+    trials = {trial_name(trial.number): trial for trial in study.planned()}
+    names = [*trials, *(planned_round.name for planned_round in final_rounds(study, options, pairs))]
     faults: list[Fault] = []
     results: dict[str, BenchResult] = {}
     for name in names:
@@ -109,7 +109,7 @@ def _strange(result: BenchResult, file: Path, recipe: Recipe, options: SearchOpt
     if result.name != recipe.name:
         yield Fault(f"is of {result.name}, not of {recipe.name}", key=file.name)
     wanted = {str(load) for load in options.loads}
-    strange = [str(one.load) for one in result.levels if str(one.load) not in wanted]
-    if strange or not result.levels:
-        had = ", ".join(strange) or "no load"
+    unexpected = [str(level.load) for level in result.levels if str(level.load) not in wanted]
+    if unexpected or not result.levels:
+        had = ", ".join(unexpected) or "no load"
         yield Fault(f"was measured with {had}, and the search has {', '.join(sorted(wanted))}", key=file.name)

@@ -103,12 +103,14 @@ def score(levels: Sequence[LevelResult], objectives: Sequence[Objective]) -> Sco
     least if all do. Latency counts at the largest load. The first objective decides which load counts.
     """
     if objectives[0] == "latency":
-        decisive = max(levels, key=lambda one: one.value)
-    elif within := [one for one in levels if one.holds()]:
-        decisive = max(within, key=lambda one: figure(one, objectives[0]))
+        decisive = max(levels, key=lambda level: level.value)
+    elif within := [level for level in levels if level.holds()]:
+        decisive = max(within, key=lambda level: figure(level, objectives[0]))
     else:
-        decisive = min(levels, key=lambda one: sum(value for value in violations(one).values() if value > 0))
-    values = {one: figure(decisive, one) for one in objectives}
+        decisive = min(
+            levels, key=lambda level: sum(value for value in violations(level).values() if value > 0)
+        )
+    values = {objective: figure(decisive, objective) for objective in objectives}
     return Score(values=values, violations=violations(decisive), load=str(decisive.load))
 
 
@@ -147,12 +149,12 @@ class Confirmation:
     @property
     def best_feasible(self) -> bool:
         """Whether the best met the SLO in all rounds."""
-        return all(one.feasible for one in self.best)
+        return all(score.feasible for score in self.best)
 
     @property
     def other_feasible(self) -> bool:
         """Whether the other met the SLO in all rounds."""
-        return all(one.feasible for one in self.other)
+        return all(score.feasible for score in self.other)
 
 
 def gain_of(best: Sequence[Score], other: Sequence[Score], objective: Objective) -> ObjectiveGain:

@@ -1,4 +1,4 @@
-"""A search in words, and as one HTML file that loads nothing: the advice, the front, all trials."""
+"""Result of a search as text, and as one self-contained HTML file: advice, front and all trials."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def tune_page(report: TuneReport) -> str:
 
 
 def report_lines(report: TuneReport) -> Iterator[str]:
-    """Yield costs, the advice and where everything lies."""
+    """Yield lines with the costs, the advice and the paths of all files."""
     parts = ", ".join(f"{value:.0f} s {_PARTS[name]}" for name, value in report.seconds.items())
     counts = {
         name: sum(trial.outcome == name for trial in report.trials)

@@ -97,11 +97,11 @@ class TuneReport(ResultDocument):
 
 def best_of(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> TrialRecord | None:
     """Choose the trial within the SLO that is best in the first objective; the earliest of equals."""
-    feasible = [one for one in trials if one.feasible]
+    feasible = [trial for trial in trials if trial.feasible]
     if not feasible:
         return None
     sign = 1.0 if maximized(objectives[0]) else -1.0
-    return max(feasible, key=lambda one: (sign * one.values[objectives[0]], -one.number))
+    return max(feasible, key=lambda trial: (sign * trial.values[objectives[0]], -trial.number))
 
 
 def recommend(
@@ -128,7 +128,9 @@ def recommend(
     gain, text = confirmation.gain, _gain_text(confirmation, objectives[0])
     verdict: Literal["tuned", "keep"] = "keep"
     if not confirmation.best_feasible:
-        missed = sorted({name for one in confirmation.best for name, by in one.violations.items() if by > 0})
+        missed = sorted(
+            {name for score in confirmation.best for name, by in score.violations.items() if by > 0}
+        )
         reason = f"measured again, trial {best.number} missed {', '.join(missed)}"
     elif not confirmation.other_feasible:
         verdict, reason = "tuned", f"it meets the SLO in all rounds, which the recipe does not; {text}"
@@ -162,10 +164,10 @@ def recommend_length(
         lengths: Length -> trial within the SLO; 0 is without a draft.
         acceptance: Share of the best length's tokens that were accepted.
     """
-    drafted = best_of([one for length, one in lengths.items() if length], objectives)
+    drafted = best_of([trial for length, trial in lengths.items() if length], objectives)
     if drafted is None:
         return Recommendation(verdict="keep", reason="no draft length was measured within the SLO")
-    length = next(number for number, one in lengths.items() if one is drafted)
+    length = next(number for number, trial in lengths.items() if trial is drafted)
     if confirmation is None:
         verdict: Literal["tuned", "keep"] = "keep" if length == own else "tuned"
         reason = f"{length} tokens were best of those that were tried; no draft was not among them"
@@ -188,19 +190,19 @@ def recommend_length(
 def _gain_text(confirmation: Confirmation, objective: Objective) -> str:
     """ "goodput +12.3 % (9.1 to 15.6 % at 95 %, 3 pairs of rounds)"."""
     gain = confirmation.gain
-    words = f"{objective} {gain.mean:+.1%}{' better' if objective == 'latency' else ''}"
+    text = f"{objective} {gain.mean:+.1%}{' better' if objective == 'latency' else ''}"
     pairs = len(confirmation.best)
     rounds = "one pair of rounds" if pairs == 1 else f"{pairs} pairs of rounds"
     if gain.interval is None:
-        return f"{words} ({rounds})"
-    return f"{words} ({gain.interval[0]:+.1%} to {gain.interval[1]:+.1%} at 95 %, {rounds})"
+        return f"{text} ({rounds})"
+    return f"{text} ({gain.interval[0]:+.1%} to {gain.interval[1]:+.1%} at 95 %, {rounds})"
 
 
 def _nothing_feasible(trials: Sequence[TrialRecord], space: SearchSpace) -> Recommendation:
-    measured = [one for one in trials if one.outcome == "measured"]
+    measured = [trial for trial in trials if trial.outcome == "measured"]
     if not measured:
         return Recommendation(verdict="keep", reason="no trial was measured to its end")
-    nearest = min(measured, key=lambda one: sum(by for by in one.violations.values() if by > 0))
+    nearest = min(measured, key=lambda trial: sum(by for by in trial.violations.values() if by > 0))
     missed = ", ".join(f"{name} by {by:.0%}" for name, by in nearest.violations.items() if by > 0)
     return Recommendation(
         verdict="keep",
@@ -215,13 +217,13 @@ def make_report(
 ) -> TuneReport:
     """Gather the trials of a study, with their figures."""
     records = study.records()
-    results = {one.number: study.measurement(trial_name(one.number)) for one in records}
-    first: BenchResult | None = next((one for one in results.values() if one is not None), None)
+    results = {record.number: study.measurement(trial_name(record.number)) for record in records}
+    first: BenchResult | None = next((result for result in results.values() if result is not None), None)
     seconds: dict[str, float] = {}
-    for one in records:
-        for part, value in one.seconds.items():
+    for record in records:
+        for part, value in record.seconds.items():
             seconds[part] = round(seconds.get(part, 0.0) + value, 2)
-    trials = tuple(_trial(one, results[one.number], study) for one in records)
+    trials = tuple(_trial(record, results[record.number], study) for record in records)
     return TuneReport(
         recipe=recipe.name,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -229,12 +231,12 @@ def make_report(
         slo=recipe.slo.model_dump(exclude_none=True),
         machine={} if first is None else first.machine,
         workload={**({} if first is None else first.workload), "loads": [str(load) for load in loads]},
-        keys={one.key: one.values for one in study.space.dimensions},
-        reasons={one.key: one.reason for one in study.space.dimensions},
+        keys={dimension.key: dimension.values for dimension in study.space.dimensions},
+        reasons={dimension.key: dimension.reason for dimension in study.space.dimensions},
         left_out=dict(study.space.left_out),
         folder=str(study.folder),
         seconds=seconds,
-        engines=sum(one.compiled for one in records),
+        engines=sum(record.compiled for record in records),
         trials=trials,
         front=front(trials, study.objectives),
         recommendation=recommendation,
@@ -244,29 +246,35 @@ def make_report(
 def front(trials: Sequence[TrialReport], objectives: Sequence[Objective]) -> tuple[int, ...]:
     """Numbers of the trials that no other beats: in all objectives, or with one in throughput and whole requests."""
 
-    def goodness(one: TrialReport) -> tuple[float, ...] | None:
-        if len(objectives) > 1 and one.values:
-            return tuple(one.values[name] if maximized(name) else -one.values[name] for name in objectives)
-        at = one.decisive
+    def goodness(trial: TrialReport) -> tuple[float, ...] | None:
+        if len(objectives) > 1 and trial.values:
+            return tuple(
+                trial.values[name] if maximized(name) else -trial.values[name] for name in objectives
+            )
+        at = trial.decisive
         if at is None or at.total_p95_ms is None:
             return None
         return at.output_tokens_per_s, -at.total_p95_ms
 
-    known = {one.number: values for one in trials if one.outcome == "measured" and (values := goodness(one))}
+    known = {
+        trial.number: values
+        for trial in trials
+        if trial.outcome == "measured" and (values := goodness(trial))
+    }
     return tuple(
         number
-        for number, mine in known.items()
+        for number, values in known.items()
         if not any(
-            other != mine and all(theirs >= own for theirs, own in zip(other, mine, strict=True))
-            for other in known.values()
+            others != values and all(other >= own for other, own in zip(others, values, strict=True))
+            for others in known.values()
         )
     )
 
 
-def _trial(one: TrialRecord, result: BenchResult | None, study: TuneStudy) -> TrialReport:
+def _trial(record: TrialRecord, result: BenchResult | None, study: TuneStudy) -> TrialReport:
     levels = () if result is None else result.levels
     return TrialReport(
-        **{**dict(one), "violations": {name: round(by, 4) for name, by in one.violations.items()}},
-        changes=study.space.overrides(one.settings),
+        **{**dict(record), "violations": {name: round(by, 4) for name, by in record.violations.items()}},
+        changes=study.space.overrides(record.settings),
         loads=tuple(TrialFigures.of(level) for level in levels),
     )

@@ -84,7 +84,7 @@ class DeploymentRunner:
         except UserError as error:
             return TrialJudgement(str(error))
         if report.refused:
-            stopping = [one.problem for one in report.findings if one.stops]
+            stopping = [finding.problem for finding in report.findings if finding.stops]
             return TrialJudgement("; ".join(stopping) or report.verdict)
         speed = report.performance
         if speed is None:
@@ -96,7 +96,7 @@ class DeploymentRunner:
         """Wait for the end of a server that belongs to a search that was killed.
 
         Raises:
-            UserError: A deployment of this name runs, beside which every trial would be measured.
+            UserError: A deployment of this name runs, and would disturb every measurement.
         """
         name, began = self.recipe.name, time.monotonic()
         while (record := RunningServer.find(self.store.running, name, states=SUPERVISED)) is not None:
@@ -118,8 +118,8 @@ class DeploymentRunner:
         build_s = time.monotonic() - began
         deadline_s = Deployment.load(package).start_deadline_s
         argv = [
-            *changed.words,
-            *self.store.words,
+            *changed.argv,
+            *self.store.argv,
             "--no-gateway",
             "--set",
             f"triton.start_timeout_s={deadline_s:g}",
@@ -145,7 +145,7 @@ class DeploymentRunner:
             prepared = prepare(changed, self.store, allowed=self.allowed)
             prepared.check(self.store, self.executor)
             package = Builder(prepared, self.store, Silent(), self.executor, outcomes.append).run().path
-        return package, any(one.made and one.step.stage == "build" for one in outcomes)
+        return package, any(outcome.made and outcome.step.stage == "build" for outcome in outcomes)
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class SearchPlan:
         judged = recipe.slo.ttft_p95_ms is not None or recipe.slo.itl_p95_ms is not None
         load = _usual_load(recipe, settings.load)
         options = SearchOptions(
-            loads=tuple(sorted(load.loads, key=lambda one: -one.value)),
+            loads=tuple(sorted(load.loads, key=lambda level: -level.value)),
             trials=study.trials,
             sweep=lengths_of(space) if study.draft_lengths else (),
             ahead=settings.elsewhere,
@@ -252,7 +252,7 @@ def question(recipe: Recipe, plan: SearchPlan, machine: str) -> dict[str, Any]:
     load = plan.load.model_dump(mode="json")
     return {
         "recipe": recipe.built_values(),
-        "loads": [str(one) for one in plan.options.loads],
+        "loads": [str(level) for level in plan.options.loads],
         "bench": load,
         "machine": machine,
     }

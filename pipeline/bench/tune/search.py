@@ -127,9 +127,9 @@ def _begin(
 ) -> TrialRecord | None:
     records = study.records()
     states = ("planned", *COUNTED) if options.ahead else tuple(COUNTED)
-    count = sum(one.outcome in states for one in records)
+    count = sum(record.outcome in states for record in records)
     if options.sweep:
-        tried = sum(one.origin == "sweep" for one in records)
+        tried = sum(record.origin == "sweep" for record in records)
         return study.next() if tried < len(options.sweep) else None
     if count >= options.trials:
         return None
@@ -143,7 +143,9 @@ def _propose(study: TuneStudy, forecasts: Sequence[tuple[Settings, float]], opti
         return
     study.propose(study.space.own, "recipe")
     own = forecasts[0][1] if forecasts else 0.0
-    better = sorted((one for one in forecasts if one[1] > own), key=lambda one: -one[1])
+    better = sorted(
+        (forecast for forecast in forecasts if forecast[1] > own), key=lambda forecast: -forecast[1]
+    )
     for settings, _ in better[:_GUESSES]:
         study.propose(settings, "forecast")
 
@@ -157,13 +159,22 @@ def plan_forecasts(study: TuneStudy, runner: Runner) -> list[tuple[Settings, flo
     space = study.space
     if not runner.judge(space.own).forecast:
         return []
-    chance = random.Random(f"{study.seed}/forecast")
+    rng = random.Random(f"{study.seed}/forecast")
     neighbours: list[dict[str, Value]] = [
-        {**space.own, one.key: value} for one in space.dimensions for value in one.values if value != one.own
+        {**space.own, dimension.key: value}
+        for dimension in space.dimensions
+        for value in dimension.values
+        if value != dimension.own
     ]
-    drawn = [{one.key: chance.choice(one.values) for one in space.dimensions} for _ in range(_DRAWN)]
+    drawn = [
+        {dimension.key: rng.choice(dimension.values) for dimension in space.dimensions} for _ in range(_DRAWN)
+    ]
     judged = [(settings, runner.judge(settings)) for settings in (space.own, *neighbours, *drawn)]
-    return [(settings, one.forecast) for settings, one in judged if not one.refusal and one.forecast]
+    return [
+        (settings, judgement.forecast)
+        for settings, judgement in judged
+        if not judgement.refusal and judgement.forecast
+    ]
 
 
 def trial_name(number: int) -> str:
@@ -178,8 +189,8 @@ def take_figures(study: TuneStudy, trial: TrialRecord, result: BenchResult) -> T
 
 def _measured(study: TuneStudy, runner: Runner, options: SearchOptions, trial: TrialRecord) -> TrialRecord:
     name = trial_name(trial.number)
-    if (there := study.measurement(name)) is not None:
-        return take_figures(study, trial, there)
+    if (measured := study.measurement(name)) is not None:
+        return take_figures(study, trial, measured)
     try:
         with runner.serve(trial.settings) as running:
             began = time.monotonic()
@@ -237,7 +248,7 @@ def measure_loads(
 
 
 def _joined(results: Sequence[BenchResult]) -> BenchResult:
-    levels = sorted((level for one in results for level in one.levels), key=lambda level: level.value)
+    levels = sorted((level for result in results for level in result.levels), key=lambda level: level.value)
     return results[0].model_copy(update={"levels": tuple(levels)})
 
 

@@ -174,23 +174,27 @@ class SearchSpace:
     @property
     def own(self) -> dict[str, Value]:
         """The recipe as it is."""
-        return {one.key: one.own for one in self.dimensions}
+        return {dimension.key: dimension.own for dimension in self.dimensions}
 
     @property
     def size(self) -> int:
         """Number of combinations."""
-        return math.prod(len(one.values) for one in self.dimensions)
+        return math.prod(len(dimension.values) for dimension in self.dimensions)
 
     def overrides(self, settings: Settings) -> tuple[str, ...]:
         """List the changes of settings as `--set` takes them."""
-        changes = [text for one in self.dimensions if (text := one.override(settings[one.key]))]
+        changes = [
+            text for dimension in self.dimensions if (text := dimension.override(settings[dimension.key]))
+        ]
         gone = [text.partition("=")[0] for text in changes if text.endswith("=null") and _is_section(text)]
         # A value below a section that is removed would bring it back.
         return tuple(text for text in changes if not any(text.startswith(f"{section}.") for section in gone))
 
     def compiles(self, settings: Settings) -> bool:
         """Whether settings need another engine than the recipe's."""
-        return any(one.compiled and settings[one.key] != one.own for one in self.dimensions)
+        return any(
+            dimension.compiled and settings[dimension.key] != dimension.own for dimension in self.dimensions
+        )
 
 
 def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] = ()) -> SearchSpace:
@@ -204,8 +208,8 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
         InvalidInput: Lists every name that is no key of the table, or that this recipe has no use for; or nothing is
             left.
     """
-    known = {one.key: one for one in TUNABLE_KEYS}
-    left_out = {one.key: reason for one in TUNABLE_KEYS if (reason := _no_use(one, recipe))}
+    known = {tunable.key: tunable for tunable in TUNABLE_KEYS}
+    left_out = {tunable.key: reason for tunable in TUNABLE_KEYS if (reason := _no_use(tunable, recipe))}
     faults = []
     for option, names in (("keys", keys), ("fix", fixed)):
         for name in names:
@@ -227,11 +231,13 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
                 )
     both = [name for name in keys if name in fixed]
     faults += [Fault("is in fix, too", where="--study", key="keys", value=name) for name in both]
-    left_out |= {one: "by fix" for one in fixed if one in known and one not in left_out}
-    left_out |= {one: "not in keys" for one in known if keys and one not in keys and one not in left_out}
-    dimensions = [_dimension(one, recipe) for one in TUNABLE_KEYS if one.key not in left_out]
-    left_out |= {one.key: "it can have one value only" for one in dimensions if len(one.values) < 2}
-    chosen = tuple(one for one in dimensions if len(one.values) > 1)
+    left_out |= {key: "by fix" for key in fixed if key in known and key not in left_out}
+    left_out |= {key: "not in keys" for key in known if keys and key not in keys and key not in left_out}
+    dimensions = [_dimension(tunable, recipe) for tunable in TUNABLE_KEYS if tunable.key not in left_out]
+    left_out |= {
+        dimension.key: "it can have one value only" for dimension in dimensions if len(dimension.values) < 2
+    }
+    chosen = tuple(dimension for dimension in dimensions if len(dimension.values) > 1)
     if not chosen and not faults:
         faults.append(Fault("nothing is left to try", fix="name other keys, or fix fewer"))
     if faults:
@@ -259,7 +265,9 @@ def draft_lengths(recipe: Recipe, lengths: Sequence[int]) -> SearchSpace:
         for length in lengths
         if not 0 <= length <= MAX_LENGTH
     ]
-    named = [one for one in TUNABLE_KEYS if one.key in DRAFT_LENGTHS and not _no_use(one, recipe)]
+    named = [
+        tunable for tunable in TUNABLE_KEYS if tunable.key in DRAFT_LENGTHS and not _no_use(tunable, recipe)
+    ]
     if not named:
         faults.append(
             Fault(
@@ -274,8 +282,10 @@ def draft_lengths(recipe: Recipe, lengths: Sequence[int]) -> SearchSpace:
         raise InvalidInput("command line", faults)
     whole = _dimension(named[0], recipe)
     values = tuple(sorted({*lengths}))
-    one = Dimension(whole.key, whole.reason, values, whole.own, _is_compiled(recipe, whole, values))
-    return SearchSpace((one,), {key.key: "draft_lengths" for key in TUNABLE_KEYS if key.key != one.key})
+    dimension = Dimension(whole.key, whole.reason, values, whole.own, _is_compiled(recipe, whole, values))
+    return SearchSpace(
+        (dimension,), {key.key: "draft_lengths" for key in TUNABLE_KEYS if key.key != dimension.key}
+    )
 
 
 _fault = partial(Fault, where="--study", key="draft_lengths")
@@ -306,14 +316,14 @@ def fixed_values(values: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield key.strip(), value if equals else ""
 
 
-def _no_use(one: TunableKey, recipe: Recipe) -> str:
+def _no_use(tunable: TunableKey, recipe: Recipe) -> str:
     """Reason why a recipe has no use for a key; empty if it has."""
     runtime = recipe.runtime
-    if runtime.kind not in one.runtimes:
+    if runtime.kind not in tunable.runtimes:
         return f"the runtime {runtime.kind} does not read it"
-    if one.key in ("draft.max_draft_tokens", "runtime.speculation") and recipe.draft is None:
+    if tunable.key in ("draft.max_draft_tokens", "runtime.speculation") and recipe.draft is None:
         return "the recipe has no draft"
-    if one.key.startswith("runtime.speculation.") and (
+    if tunable.key.startswith("runtime.speculation.") and (
         not isinstance(runtime, PyTorchRuntime)
         or runtime.speculation is None
         or runtime.speculation.method != "ngram"
@@ -322,31 +332,31 @@ def _no_use(one: TunableKey, recipe: Recipe) -> str:
     return ""
 
 
-def _dimension(one: TunableKey, recipe: Recipe) -> Dimension:
+def _dimension(tunable: TunableKey, recipe: Recipe) -> Dimension:
     kind = recipe.runtime.kind
-    own: Value = RecipeValues(recipe.model_dump(mode="json"))[one.key]
-    values: list[Value] = list(one.values)
-    if one.factors and isinstance(own, int):
-        values = [max(1, round(own * factor)) for factor in one.factors]
-    if one.key == "runtime.threads":
+    own: Value = RecipeValues(recipe.model_dump(mode="json"))[tunable.key]
+    values: list[Value] = list(tunable.values)
+    if tunable.factors and isinstance(own, int):
+        values = [max(1, round(own * factor)) for factor in tunable.factors]
+    if tunable.key == "runtime.threads":
         values = [value for value in values if isinstance(value, int) and value <= (os.cpu_count() or 1)]
-    taken = (one.unset or {}).get(kind) if own is None else None
+    taken = (tunable.unset or {}).get(kind) if own is None else None
     # The runtime's own choice is one of the values, and needs no override.
     tried = [own, *(value for value in values if value != taken and not _same(value, own))]
     numbers = [value for value in tried if _is_number(value)]
     if len(numbers) >= len(tried) - 1 and len(numbers) > 1:
         # Where the number that the runtime takes is not known, its own choice stands before all numbers.
         tried.sort(key=lambda value: (taken or -1) if value is None else float(value))
-    dimension = Dimension(one.key, one.reason, tuple(tried), own, compiled=False)
+    dimension = Dimension(tunable.key, tunable.reason, tuple(tried), own, compiled=False)
     return replace(dimension, compiled=_is_compiled(recipe, dimension, dimension.values))
 
 
-def _is_compiled(recipe: Recipe, one: Dimension, values: Sequence[Value]) -> bool:
+def _is_compiled(recipe: Recipe, dimension: Dimension, values: Sequence[Value]) -> bool:
     """Whether a value changes the settings that the recipe's own engines are built from."""
     now = _engine_settings(recipe)
     for value in values:
         try:
-            changed = _engine_settings(variant(recipe, [text] if (text := one.override(value)) else []))
+            changed = _engine_settings(variant(recipe, [text] if (text := dimension.override(value)) else []))
         except UserError:
             # Refused when it is tried, with the reason.
             continue
@@ -365,8 +375,8 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _same(one: Value, other: Value) -> bool:
-    return type(one) is type(other) and one == other
+def _same(value: Value, other: Value) -> bool:
+    return type(value) is type(other) and value == other
 
 
 def _is_section(override: str) -> bool:

@@ -30,7 +30,7 @@ from pipeline.bench.result import BenchResult
 from pipeline.bench.tune.objective import COUNTED, Outcome, Score, TrialRecord, maximized
 from pipeline.bench.tune.search_space import SearchSpace, Settings
 from pipeline.bench.tune.settings import Objective
-from pipeline.bench.tune.surrogate import Tried, propose
+from pipeline.bench.tune.surrogate import Observation, propose
 from pipeline.errors import StoreError, UserError
 from pipeline.store import Store, lock
 from pipeline.store.key import digest_of
@@ -58,7 +58,7 @@ class TuneStudy:
 
     def planned(self) -> list[TrialRecord]:
         """List trials without figures: of a search that was killed, or handed over to another machine."""
-        return [one for one in self._trials if one.outcome == "planned"]
+        return [trial for trial in self._trials if trial.outcome == "planned"]
 
     def measurement(self, name: str) -> BenchResult | None:
         """Read the figures that are kept under a name, such as `trial-003`; None if there are none.
@@ -77,7 +77,7 @@ class TuneStudy:
 
     def propose(self, settings: Settings, origin: str) -> None:
         """Have settings tried before the model's own; does nothing where they have been."""
-        tried = [one.settings for one in self._trials] + [one for one, _ in self._proposed]
+        tried = [trial.settings for trial in self._trials] + [proposed for proposed, _ in self._proposed]
         if self.settings_digest(settings) not in map(self.settings_digest, tried):
             self._proposed.append((settings, origin))
 
@@ -106,65 +106,69 @@ class TuneStudy:
 
     def _chosen(self, forecasts: Sequence[tuple[Settings, float]], uncompiled: bool) -> Settings | None:
         """Choose settings by what trials so far are worth; at random while none is known to be worth anything."""
-        seen, seed = (
-            {self.settings_digest(one.settings) for one in self._trials},
+        tried, seed = (
+            {self.settings_digest(trial.settings) for trial in self._trials},
             f"{self.seed}/{len(self._trials)}",
         )
-        counted = [one for one in self._trials if one.outcome in COUNTED]
-        chance = random.Random(seed)
+        counted = [trial for trial in self._trials if trial.outcome in COUNTED]
+        rng = random.Random(seed)
 
         def allowed(settings: Settings) -> bool:
             if uncompiled and self.space.compiles(settings):
                 return False
-            return self.settings_digest(settings) not in seen
+            return self.settings_digest(settings) not in tried
 
-        if any(one.feasible for one in counted):
+        if any(trial.feasible for trial in counted):
             several = len(self.objectives) > 1
-            weights = [chance.random() if several else 1.0 for _ in self.objectives]
+            weights = [rng.random() if several else 1.0 for _ in self.objectives]
             # The plan forecasts one objective alone.
             chosen = propose(
-                self.space, self._tried(counted, weights), () if several else forecasts, allowed, seed
+                self.space, self._observations(counted, weights), () if several else forecasts, allowed, seed
             )
             if chosen is not None:
                 return chosen
         drawn = (
             {
-                one.key: one.own if uncompiled and one.compiled else chance.choice(one.values)
-                for one in self.space.dimensions
+                dimension.key: dimension.own
+                if uncompiled and dimension.compiled
+                else rng.choice(dimension.values)
+                for dimension in self.space.dimensions
             }
             for _ in range(_DRAWN)
         )
-        if len(seen) < self.space.size and (chosen := next(filter(allowed, drawn), None)) is not None:
+        if len(tried) < self.space.size and (chosen := next(filter(allowed, drawn), None)) is not None:
             return chosen
         return self._chosen(forecasts, False) if uncompiled else None
 
-    def _tried(self, trials: Sequence[TrialRecord], weights: Sequence[float]) -> list[Tried]:
+    def _observations(self, trials: Sequence[TrialRecord], weights: Sequence[float]) -> list[Observation]:
         """Express what each trial is worth as one number.
 
         Of several objectives that is a weighted Chebyshev distance; random weights spread trials over the front
         (Knowles, "ParEGO: A Hybrid Algorithm With On-Line Landscape Approximation", 2006).
         """
-        signs = [1 if maximized(one) else -1 for one in self.objectives]
+        signs = [1 if maximized(objective) else -1 for objective in self.objectives]
         logs = {
-            one.number: [
-                weight * sign * math.log(max(one.values[name], _TINY))
+            trial.number: [
+                weight * sign * math.log(max(trial.values[name], _TINY))
                 for name, sign, weight in zip(self.objectives, signs, weights, strict=True)
             ]
-            for one in trials
-            if one.feasible
+            for trial in trials
+            if trial.feasible
         }
         best = [max(values) for values in zip(*logs.values(), strict=True)]
-        tried = []
-        for one in trials:
-            worth, values = None, logs.get(one.number)
+        observations = []
+        for trial in trials:
+            worth, values = None, logs.get(trial.number)
             if values is not None and len(values) == 1:
                 (worth,) = values
             elif values is not None:
                 worth = min(a - b for a, b in zip(values, best, strict=True)) + _SUM * sum(values)
-            tried.append(
-                Tried(one.settings, worth, sum(value for value in one.violations.values() if value > 0))
+            observations.append(
+                Observation(
+                    trial.settings, worth, sum(value for value in trial.violations.values() if value > 0)
+                )
             )
-        return tried
+        return observations
 
     def is_behind(self, number: int, worth: float, *, stoppable: bool) -> bool:
         """Record the value of a load of a running trial, and tell whether the trial is behind the median of others.
@@ -175,7 +179,7 @@ class TuneStudy:
         """
         worths = (*self._trials[number].worths, worth)
         self._change(number, worths=worths)
-        measured = [one.worths for one in self._trials if one.outcome == "measured"]
+        measured = [trial.worths for trial in self._trials if trial.outcome == "measured"]
         peers = [others[len(worths) - 1] for others in measured if len(others) >= len(worths)]
         if len(self.objectives) > 1 or not stoppable or not peers or len(measured) < _LEAST_PEERS:
             return False
@@ -239,7 +243,7 @@ def open_study(
     """
     question = {
         **asked,
-        "space": {one.key: list(one.values) for one in space.dimensions},
+        "space": {dimension.key: list(dimension.values) for dimension in space.dimensions},
         "objectives": list(objectives),
         "seed": seed,
         "form": _FORM,
@@ -247,7 +251,7 @@ def open_study(
     folder = store.tuning / f"{name}-{digest_of(question)[:12]}"
     with ExitStack() as stack:
         try:
-            stack.callback(_take(folder).release)
+            stack.callback(_lock_study(folder).release)
             if restart and folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir(exist_ok=True)
@@ -258,14 +262,14 @@ def open_study(
         yield TuneStudy(folder, space, objectives, seed)
 
 
-def _take(folder: Path) -> lock.Lock:
+def _lock_study(folder: Path) -> lock.Lock:
     """Lock a search for this process."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     guard = folder.with_name(f"{folder.name}.lock")
-    held = lock.exclusive(guard)
-    if held is None:
+    acquired = lock.exclusive(guard)
+    if acquired is None:
         raise UserError(
             f"{lock.holder(guard) or 'another process'} works on this search ({folder}); wait for it, or ask for "
             "another one, with other keys, seed or loads"
         )
-    return held
+    return acquired

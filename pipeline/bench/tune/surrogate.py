@@ -29,7 +29,7 @@ _DRAWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Observation:
     """One trial.
 
     Attributes:
@@ -44,7 +44,7 @@ class Tried:
 
 def propose(
     space: SearchSpace,
-    trials: Sequence[Tried],
+    trials: Sequence[Observation],
     forecasts: Sequence[tuple[Settings, float]],
     allowed: Callable[[Settings], bool],
     seed: str,
@@ -61,34 +61,36 @@ def propose(
     Returns:
         The settings; None where none is found that may be tried.
     """
-    within = [one.worth for one in trials if one.worth is not None]
+    within = [trial.worth for trial in trials if trial.worth is not None]
     worst = min(within, default=0.0)
     best = max(within, default=worst)
     worths = np.array(
         [
-            worst - _PENALTY * (1 + min(_MOST_MISSED, one.missed)) if one.worth is None else one.worth
-            for one in trials
+            worst - _PENALTY * (1 + min(_MOST_MISSED, trial.missed)) if trial.worth is None else trial.worth
+            for trial in trials
         ]
     )
-    model = _Model.of(space, forecasts).after([one.settings for one in trials], worths)
-    incumbent = max(trials, key=lambda one: -math.inf if one.worth is None else one.worth).settings
-    candidates = [one for one in _candidates(space, incumbent, random.Random(seed)) if allowed(one)]
+    model = _Model.of(space, forecasts).after([trial.settings for trial in trials], worths)
+    incumbent = max(trials, key=lambda trial: -math.inf if trial.worth is None else trial.worth).settings
+    candidates = [
+        settings for settings in _candidates(space, incumbent, random.Random(seed)) if allowed(settings)
+    ]
     if not candidates:
         return None
     return candidates[int(np.argmax(model.expected_gain(candidates, best)))]
 
 
-def _candidates(space: SearchSpace, incumbent: Settings, chance: random.Random) -> Iterator[Settings]:
+def _candidates(space: SearchSpace, incumbent: Settings, rng: random.Random) -> Iterator[Settings]:
     """Yield the settings that differ from the best in one key or two, and some at random."""
     dimensions = space.dimensions
-    for number, one in enumerate(dimensions):
-        for value in one.values:
-            changed = {**incumbent, one.key: value}
+    for number, dimension in enumerate(dimensions):
+        for value in dimension.values:
+            changed = {**incumbent, dimension.key: value}
             yield changed
             for other in dimensions[:number]:
                 yield from ({**changed, other.key: second} for second in other.values)
     for _ in range(_DRAWN):
-        yield {one.key: chance.choice(one.values) for one in dimensions}
+        yield {dimension.key: rng.choice(dimension.values) for dimension in dimensions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,8 @@ class _Model:
         variance = np.einsum("ij,ji->i", features, np.linalg.solve(self.precision, features.T))
         spread = np.sqrt(np.maximum(variance, 1e-12))
         gain = features @ self.mean + self.level - best
-        found: Values = gain * norm.cdf(gain / spread) + spread * norm.pdf(gain / spread)
-        return found
+        expected: Values = gain * norm.cdf(gain / spread) + spread * norm.pdf(gain / spread)
+        return expected
 
 
 def _fit(
@@ -150,16 +152,16 @@ def _fit(
 def _features(space: SearchSpace, settings: Sequence[Settings]) -> Values:
     """Features of settings, [settings, coefficients]: 1, and those of each key."""
     rows = [
-        [1.0, *(part for one in space.dimensions for part in _parts(one, chosen[one.key]))]
+        [1.0, *(part for dimension in space.dimensions for part in _parts(dimension, chosen[dimension.key]))]
         for chosen in settings
     ]
     return np.array(rows, np.float64)
 
 
-def _parts(one: Dimension, value: Value) -> list[float]:
-    places: list[Any] = list(one.values)
+def _parts(dimension: Dimension, value: Value) -> list[float]:
+    places: list[Any] = list(dimension.values)
     place = next(at for at, known in enumerate(places) if type(known) is type(value) and known == value)
-    if one.ordered and len(places) > 2:
+    if dimension.ordered and len(places) > 2:
         at = place / (len(places) - 1) - 0.5
         return [at, at * at]
     if len(places) == 2:

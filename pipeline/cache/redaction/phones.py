@@ -164,4 +164,4 @@ def _by_groups(regions: Sequence[str]) -> Mapping[tuple[int, ...], tuple[str, ..
             matcher = known.PhoneNumberMatcher(written, region, leniency=known.Leniency.STRICT_GROUPING)
             if sum(groups) > 8 and written[0] != "0" and not _in_thousands(groups) and matcher.has_next():
                 by_groups.setdefault(groups, {})[region] = None
-    return {groups: tuple(those) for groups, those in by_groups.items()}
+    return {groups: tuple(group) for groups, group in by_groups.items()}

@@ -44,13 +44,13 @@ class CrossEncoder:
         graph = find_graph(folder, GRAPHS)
         self._folder, self._graph = folder, graph
         self._loading = threading.Lock()
-        self._loaded: _Loaded | None = None
+        self._loaded: _LoadedModel | None = None
 
     def __call__(self, question: str, candidate: str) -> float | None:
         """Return the probability that one answer serves both questions; None if they are too long together.
 
         Raises:
-            ValueError: the graph is none of a cross-encoder for two texts.
+            ValueError: the graph is not that of a cross-encoder for two texts.
         """
         model = self._loaded or self._load()
         # `encode` would let no other thread run meanwhile.
@@ -70,21 +70,21 @@ class CrossEncoder:
         odds = logits[-1] - (logits[0] if len(logits) == 2 else 0.0)
         return float(1 / (1 + np.exp(-np.clip(odds, -60, 60))))
 
-    def _load(self) -> _Loaded:
+    def _load(self) -> _LoadedModel:
         with self._loading:
             if self._loaded is None:
                 self._loaded = _load(self._folder, self._graph)
             return self._loaded
 
 
-class _Loaded(NamedTuple):
+class _LoadedModel(NamedTuple):
     session: Any
     tokenizer: Any
     inputs: tuple[str, ...]
     max_tokens: int
 
 
-def _load(folder: Path, graph: Path) -> _Loaded:
+def _load(folder: Path, graph: Path) -> _LoadedModel:
     try:
         session = load_graph(graph)
     except Exception as error:
@@ -105,7 +105,7 @@ def _load(folder: Path, graph: Path) -> _Loaded:
     positions = read_json(config).get("max_position_embeddings") if config.is_file() else None
     tokens = min(MAX_TOKENS, positions) if isinstance(positions, int) else MAX_TOKENS
     # Without the file's own limit, which would cut silently.
-    return _Loaded(session, read_tokenizer(folder / "tokenizer.json"), inputs, tokens)
+    return _LoadedModel(session, read_tokenizer(folder / "tokenizer.json"), inputs, tokens)
 
 
 @dataclass(frozen=True, slots=True)

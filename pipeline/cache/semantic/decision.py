@@ -82,8 +82,8 @@ class CosineVerifier:
 
     def decide(self, question: str, candidate: str, cosine: float) -> Decision:
         """Return the cosine, and the first finding of a guard that is on. The same words score 1."""
-        words = read(question).words
-        if words and words == read(candidate).words:
+        question_words = read(question).words
+        if question_words and question_words == read(candidate).words:
             return Decision(_SAME_WORDS)
         by_guard = findings(question, candidate)
         return Decision(cosine, next((by_guard[name] for name in self.guards if name in by_guard), None))

@@ -91,7 +91,7 @@ class QuestionWords:
 
     words: tuple[str, ...]  # in lower case, in their order
     content: frozenset[str]  # stems of what is no function word and no number
-    said: frozenset[str]  # every word in lower case, and its stem
+    vocabulary: frozenset[str]  # every word in lower case, and its stem
     numbers: tuple[Number, ...]
     codes: frozenset[str]  # identifiers, versions, addresses, options
     names: frozenset[str]  # in lower case: what is capitalised within a sentence, as German nouns are, too
@@ -126,7 +126,7 @@ def read(text: str) -> QuestionWords:
     return QuestionWords(
         words=tuple(lower),
         content=frozenset(content),
-        said=frozenset(lower) | frozenset(map(stem, lower)),
+        vocabulary=frozenset(lower) | frozenset(map(stem, lower)),
         numbers=tuple(numbers),
         codes=frozenset(codes),
         names=_names(tokens),
@@ -276,13 +276,17 @@ def findings(question: str, candidate: str) -> Mapping[str, str]:
 
 def numbers(first: QuestionWords, second: QuestionWords) -> str | None:
     """Numbers with their units, dates and times; identifiers, versions, addresses, options of a command."""
-    here, there = _unshared_numbers(first, second)
-    return _both([*here, *(first.codes - second.said)], [*there, *(second.codes - first.said)], "numbers")
+    first_only, second_only = _unshared_numbers(first, second)
+    return _both(
+        [*first_only, *(first.codes - second.vocabulary)],
+        [*second_only, *(second.codes - first.vocabulary)],
+        "numbers",
+    )
 
 
 def names(first: QuestionWords, second: QuestionWords) -> str | None:
     """Names, by their capitals."""
-    return _both(first.names - second.said, second.names - first.said, "names")
+    return _both(first.names - second.vocabulary, second.names - first.vocabulary, "names")
 
 
 def negation(first: QuestionWords, second: QuestionWords) -> str | None:
@@ -293,11 +297,15 @@ def negation(first: QuestionWords, second: QuestionWords) -> str | None:
 
 def accents(first: QuestionWords, second: QuestionWords) -> str | None:
     """A word has other accents in the one than in the other: "schon", "schön"."""
-    here, there = _by_bare_form(first), _by_bare_form(second)
-    differing = [bare for bare in here.keys() & there.keys() if here[bare] != there[bare]]
+    first_accents, second_accents = _by_bare_form(first), _by_bare_form(second)
+    differing = [
+        bare
+        for bare in first_accents.keys() & second_accents.keys()
+        if first_accents[bare] != second_accents[bare]
+    ]
     return _both(
-        (word for bare in differing for word in here[bare]),
-        (word for bare in differing for word in there[bare]),
+        (word for bare in differing for word in first_accents[bare]),
+        (word for bare in differing for word in second_accents[bare]),
         "accents",
     )
 
@@ -318,21 +326,21 @@ def _by_bare_form(question: QuestionWords) -> dict[str, set[str]]:
 
 def _unshared_numbers(first: QuestionWords, second: QuestionWords) -> tuple[list[Number], list[Number]]:
     """Return the numbers that only one of both has; one without a unit may be one with."""
-    here, there = list(first.numbers), list(second.numbers)
+    first_only, second_only = list(first.numbers), list(second.numbers)
     for number in first.numbers:
         # An equal one first.
-        for beside in sorted(there, key=number.__ne__):
+        for beside in sorted(second_only, key=number.__ne__):
             if number.value == beside.value and ("" in (number.unit, beside.unit) or number == beside):
-                here.remove(number)
-                there.remove(beside)
+                first_only.remove(number)
+                second_only.remove(beside)
                 break
-    return here, there
+    return first_only, second_only
 
 
-def _both(here: Iterable[object], there: Iterable[object], guard: str) -> str | None:
-    here, there = _listed(here), _listed(there)
-    return f"{guard}: {here} and {there}" if here and there else None
+def _both(first_items: Iterable[object], second_items: Iterable[object], guard: str) -> str | None:
+    first_items, second_items = _listed(first_items), _listed(second_items)
+    return f"{guard}: {first_items} and {second_items}" if first_items and second_items else None
 
 
-def _listed(words: Iterable[object]) -> str:
-    return ", ".join(sorted(map(str, words)))
+def _listed(items: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, items)))

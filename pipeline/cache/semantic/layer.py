@@ -3,10 +3,10 @@
 Only short questions in languages that the recipe lists are looked up and stored by meaning. Two cheap tests decide,
 both of which err to the side of the exact cache, which serves every text:
 
-- A language is told by its letters alone. One that is not listed is noticed if it has letters that none of the listed
-  ones has: other scripts, Vietnamese, Polish, Turkish or Danish. Italian and Dutch, which do with the letters of the
+- A language is recognised by its letters alone. One that is not listed is noticed if it has letters that no listed
+  one has: other scripts, Vietnamese, Polish, Turkish or Danish. Italian and Dutch, which do with the letters of the
   measured four, and whatever is typed without its accents, are not noticed.
-- Text to work on ("translate: …", code, a document) is no question. It is told by its form: more than `MAX_CHARS`
+- Text to work on ("translate: …", code, a document) is no question. It is recognised by its form: more than `MAX_CHARS`
   characters, several lines, something after a colon and a space, or quotation marks or backticks around something.
 """
 

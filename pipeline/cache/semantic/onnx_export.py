@@ -73,7 +73,7 @@ class _Encoder:
         graph = helper.make_graph(
             self._nodes,
             "bert",
-            [helper.make_tensor_value_info(given, TensorProto.INT64, shape) for given in INPUTS],
+            [helper.make_tensor_value_info(input_name, TensorProto.INT64, shape) for input_name in INPUTS],
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, of)],
             [numpy_helper.from_array(array, name) for name, array in self._constants.items()],
         )
@@ -219,7 +219,7 @@ def export_cross_encoder(checkpoint: Path, into: Path) -> float | None:
         `MAX_DIFFERENCE`, and the 8-bit graph was left out.
 
     Raises:
-        ValueError: the graph, or the one that was made, is none of a cross-encoder for two texts.
+        ValueError: the graph, or the exported one, is not that of a cross-encoder for two texts.
     """
     into.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "config.json"):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pipeline.cache.tuning.measuring import (
     FLOORS,
     SCORES,
-    Measured,
+    PairMeasurements,
     PairOutcome,
     Rows,
     Setting,
@@ -48,7 +48,7 @@ class TunedSetting:
         bound: share of the traps that is not exceeded, with the confidence, by `shown`.
         basis: figure within the budget: the bound ("interval"), the observed rate only, or neither.
         candidates: settings that were tested, between which the error that the confidence allows is divided.
-        can_show: the smallest budget that these pairs could show with some pair served; None if none.
+        can_show: the smallest budget that these pairs can show while any pair is served; None if there is none.
         traps_needed: traps, none of them served, that would show the budget.
     """
 
@@ -87,7 +87,7 @@ class _Candidate:
 
 
 def choose(
-    measured: Measured,
+    measured: PairMeasurements,
     start: Setting,
     *,
     default: Setting,
@@ -134,7 +134,7 @@ def choose(
 
 
 def _candidates(
-    measured: Measured, start: Setting, default: Setting, budget: float, confidence: float
+    measured: PairMeasurements, start: Setting, default: Setting, budget: float, confidence: float
 ) -> list[_Candidate]:
     """List the candidates fixed beforehand, and the best of each verifier where a half is large enough to show it."""
     # Settings that differ in nothing but the score are one candidate.
@@ -152,7 +152,7 @@ def _candidates(
 
 
 def _lowest_shown(
-    measured: Measured, candidate: _Candidate, budget: float, confidence: float
+    measured: PairMeasurements, candidate: _Candidate, budget: float, confidence: float
 ) -> tuple[tuple[PairOutcome, PairOutcome] | None, float | None]:
     """Find the lowest threshold that keeps the budget: outcomes on all pairs and on those that show it; `can_show`."""
     best, can_show = None, None
@@ -168,7 +168,9 @@ def _lowest_shown(
     return None if best is None else (measured.outcome(best.setting), best), can_show
 
 
-def _by_rate(measured: Measured, settings: Sequence[Setting], budget: float) -> tuple[PairOutcome, Basis]:
+def _by_rate(
+    measured: PairMeasurements, settings: Sequence[Setting], budget: float
+) -> tuple[PairOutcome, Basis]:
     """Choose by the observed rate; of thresholds that serve the same, the highest."""
     outcomes = [
         measured.outcome(replace(setting, min_score=score)) for setting in settings for score in SCORES
@@ -183,7 +185,7 @@ def _by_rate(measured: Measured, settings: Sequence[Setting], budget: float) -> 
     return best, basis
 
 
-def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Setting:
+def _best(measured: PairMeasurements, start: Setting, rows: Rows, budget: float) -> Setting:
     """Find the setting of a verifier that serves most of some pairs within the budget, by the rate observed there."""
     best = _best_levels(measured, start, rows, budget)
     while True:
@@ -204,7 +206,9 @@ def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Sett
         best = max(better, key=lambda level: level[0])
 
 
-def _best_levels(measured: Measured, setting: Setting, rows: Rows, budget: float) -> tuple[int, int, Setting]:
+def _best_levels(
+    measured: PairMeasurements, setting: Setting, rows: Rows, budget: float
+) -> tuple[int, int, Setting]:
     """Find floor and threshold that serve most within the budget; return true pairs, traps, and the setting.
 
     Of settings that serve the same, it is the strictest.
@@ -229,13 +233,13 @@ def _reaching(scores: NDArray[np.float64]) -> list[int]:
     return [int(count) for count in len(scores) - np.searchsorted(np.sort(scores), SCORES)]
 
 
-def _known(measured: Measured, rows: Rows, name: str) -> bool:
+def _known(measured: PairMeasurements, rows: Rows, name: str) -> bool:
     """Whether there are enough traps of the kind that a guard is for."""
-    found = measured.found[:, measured.guards.index(name)]
-    return int((found & ~measured.same & rows).sum()) >= _MIN_TRAPS
+    objections = measured.forbidden[:, measured.guards.index(name)]
+    return int((objections & ~measured.same & rows).sum()) >= _MIN_TRAPS
 
 
-def _every(measured: Measured) -> Rows:
+def _every(measured: PairMeasurements) -> Rows:
     return np.ones(len(measured.pairs), np.bool_)
 
 
@@ -248,12 +252,12 @@ class GuardWeight:
     lost: int
 
 
-def weigh(measured: Measured, setting: Setting) -> tuple[GuardWeight, ...]:
+def weigh(measured: PairMeasurements, setting: Setting) -> tuple[GuardWeight, ...]:
     """Count for every guard that is on what it alone stops, in their order."""
     used = [measured.guards.index(name) for name in setting.guards]
-    found = measured.found[:, used]
+    objections = measured.forbidden[:, used]
     reached = measured.passing(replace(setting, guards=()))
-    alone = found & (found.sum(axis=1) == 1)[:, None] & reached[:, None]
+    alone = objections & (objections.sum(axis=1) == 1)[:, None] & reached[:, None]
     stopped = (alone & ~measured.same[:, None]).sum(axis=0).tolist()
     lost = (alone & measured.same[:, None]).sum(axis=0).tolist()
     return tuple(
@@ -261,7 +265,7 @@ def weigh(measured: Measured, setting: Setting) -> tuple[GuardWeight, ...]:
     )
 
 
-def by_category(measured: Measured, setting: Setting) -> dict[str, PairOutcome]:
+def by_category(measured: PairMeasurements, setting: Setting) -> dict[str, PairOutcome]:
     """Count what would be served of each category, sorted by name; pairs without a category are left out."""
     categories = np.array([pair.category for pair in measured.pairs])
     return {

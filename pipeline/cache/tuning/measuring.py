@@ -112,7 +112,7 @@ class Setting:
     """The dials of semantic lookup, as a recipe has them.
 
     Attributes:
-        verifier: verifier that scores, by its name in `Measured.scores`.
+        verifier: verifier that scores, by its name in `PairMeasurements.scores`.
         min_similarity: cosine that every hit needs.
         min_score: score that every hit needs.
         guards: guards that may forbid one.
@@ -134,20 +134,20 @@ class PairOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PairMeasurements:
     """Cosine, scores and findings of every pair; rows are pairs.
 
     Attributes:
         cosines: float64 [pairs]; -1 where a text is too long for the embedder.
         scores: verifier -> float64 [pairs], as if no guard had found anything.
-        found: bool [pairs, guards], whether a guard found something.
+        forbidden: bool [pairs, guards], whether a guard found something.
         guards: their names.
     """
 
     pairs: Sequence[Pair]
     cosines: NDArray[np.float64]
     scores: Mapping[str, NDArray[np.float64]]
-    found: Rows
+    forbidden: Rows
     guards: tuple[str, ...]
 
     @property
@@ -158,7 +158,7 @@ class Measured:
     def unforbidden(self, guards: Sequence[str]) -> Rows:
         """Pairs in which none of these guards found anything, bool [pairs]."""
         columns = [self.guards.index(name) for name in guards]
-        allowed: Rows = ~self.found[:, columns].any(axis=1)
+        allowed: Rows = ~self.forbidden[:, columns].any(axis=1)
         return allowed
 
     def passing(self, setting: Setting) -> Rows:
@@ -192,7 +192,7 @@ def measure(
     verifiers: Mapping[str, Verifier],
     findings: Findings,
     guards: Sequence[str],
-) -> Measured:
+) -> PairMeasurements:
     """Embed, score and check every pair, one after another.
 
     Args:
@@ -202,14 +202,14 @@ def measure(
     """
     cosines = np.empty(len(pairs))
     scores = {name: np.empty(len(pairs)) for name in verifiers}
-    found = np.zeros((len(pairs), len(guards)), np.bool_)
+    forbidden = np.zeros((len(pairs), len(guards)), np.bool_)
     for row, pair in enumerate(pairs):
         near = cosines[row] = cosine(embed(pair.a), embed(pair.b))
         by_guard = findings(pair.a, pair.b)
-        found[row] = [bool(by_guard.get(name)) for name in guards]
+        forbidden[row] = [bool(by_guard.get(name)) for name in guards]
         for name, verifier in verifiers.items():
             scores[name][row] = verifier.decide(pair.a, pair.b, near).score
-    return Measured(pairs, cosines, scores, found, tuple(guards))
+    return PairMeasurements(pairs, cosines, scores, forbidden, tuple(guards))
 
 
 def cosine(first: Vector | None, second: Vector | None) -> float:
@@ -252,7 +252,7 @@ def load_subject(
 
     Raises:
         FileNotFoundError: a folder lacks a file.
-        ValueError: the cross-encoder is none.
+        ValueError: the cross-encoder cannot be used.
         ImportError: a distribution is missing.
     """
     embedder = Embedder(encoder)

@@ -63,8 +63,8 @@ def read_pairs(lines: Iterable[str]) -> list[Pair]:
     labels = {pair.same for pair in pairs}
     if len(labels) < 2:
         lacking = 1 if labels == {False} else 0
-        what = "is empty" if not labels else f"holds no pair with same = {lacking}"
-        raise BadLines([(0, f'{what}: needs lines like {{"a": "…", "b": "…", "same": {lacking}}}')])
+        problem = "is empty" if not labels else f"holds no pair with same = {lacking}"
+        raise BadLines([(0, f'{problem}: needs lines like {{"a": "…", "b": "…", "same": {lacking}}}')])
     return pairs
 
 
@@ -232,6 +232,6 @@ def _nearest(questions: Sequence[str], embed: Embed) -> list[tuple[str, str, flo
         cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))] = -1  # itself
         for row, at in enumerate(cosines.argmax(axis=1).tolist()):
             if cosines[row, at] >= MIN_SIMILARITY:
-                here = start + row
-                pairs[min(here, at), max(here, at)] = float(cosines[row, at])
+                left = start + row
+                pairs[min(left, at), max(left, at)] = float(cosines[row, at])
     return [(embedded[a][0], embedded[b][0], similarity) for (a, b), similarity in pairs.items()]

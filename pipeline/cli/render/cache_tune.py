@@ -12,7 +12,7 @@ from pipeline.cache.tuning.measuring import (
     FLOORS,
     SCORES,
     CountedShare,
-    Measured,
+    PairMeasurements,
     PairOutcome,
     Setting,
 )
@@ -29,7 +29,7 @@ _NAME = 60
 _FLOORS = [floor for floor in FLOORS if floor >= MIN_SIMILARITY]
 
 
-def choice_page(measured: Measured, choice: TunedSetting) -> str:
+def choice_page(measured: PairMeasurements, choice: TunedSetting) -> str:
     """Write the curve, the rows around the choice, guards, categories, the evidence, and the lines of the recipe."""
     outcome = choice.outcome
     head = f"{len(measured.pairs):,} pairs: {outcome.recall.of:,} that one answer serves, {outcome.false.of:,} traps"
@@ -47,7 +47,7 @@ def choice_page(measured: Measured, choice: TunedSetting) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def recipe_lines(measured: Measured, setting: Setting) -> list[str]:
+def recipe_lines(measured: PairMeasurements, setting: Setting) -> list[str]:
     """Return the lines for a recipe."""
     lines = [
         "cache:",
@@ -65,7 +65,7 @@ def recipe_lines(measured: Measured, setting: Setting) -> list[str]:
     return lines
 
 
-def choice_json(measured: Measured, choice: TunedSetting) -> str:
+def choice_json(measured: PairMeasurements, choice: TunedSetting) -> str:
     """Return the same as JSON, with every threshold."""
     setting, sure = choice.setting, choice.confidence
     document = {
@@ -100,7 +100,7 @@ def choice_json(measured: Measured, choice: TunedSetting) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def _curve(measured: Measured, choice: TunedSetting) -> list[str]:
+def _curve(measured: PairMeasurements, choice: TunedSetting) -> list[str]:
     setting = choice.setting
     lines = [
         f"  {'':<7}{'true pairs served':<{_BAR + 2}}{'traps served':<{_BAR + 2}}traps served without guards"
@@ -115,7 +115,7 @@ def _curve(measured: Measured, choice: TunedSetting) -> list[str]:
     return lines
 
 
-def _table(measured: Measured, choice: TunedSetting) -> list[str]:
+def _table(measured: PairMeasurements, choice: TunedSetting) -> list[str]:
     sure, setting = choice.confidence, choice.setting
     lines = [f"  {'min_score':<11}{f'recall ({sure:.0%} interval)':<26}false hits"]
     at = SCORES.index(setting.min_score)
@@ -129,7 +129,7 @@ def _table(measured: Measured, choice: TunedSetting) -> list[str]:
     return lines
 
 
-def _guards(measured: Measured, choice: TunedSetting) -> list[str]:
+def _guards(measured: PairMeasurements, choice: TunedSetting) -> list[str]:
     lines = [f"  {'guard':<16}{'traps it alone stops':<26}true pairs it alone costs"]
     lines += [
         f"  {weight.guard:<16}{weight.stopped:<26,}{weight.lost:,}"
@@ -139,7 +139,7 @@ def _guards(measured: Measured, choice: TunedSetting) -> list[str]:
     return [*lines, *(f"  {name:<16}left out" for name in left_out)]
 
 
-def _categories(measured: Measured, choice: TunedSetting) -> list[str]:
+def _categories(measured: PairMeasurements, choice: TunedSetting) -> list[str]:
     outcomes = by_category(measured, choice.setting)
     if not outcomes:
         return []

@@ -50,7 +50,7 @@ def _table(result: CompareResult, load: LoadComparison) -> Table:
     table.add_column("verdict")
     for metric in load.metrics:
         span = "-" if metric.interval is None else f"{metric.interval[0]:.3f} to {metric.interval[1]:.3f}"
-        verdict = f"[{_COLORS[metric.verdict]}]{escape(metric.told(result.threshold))}[/]"
+        verdict = f"[{_COLORS[metric.verdict]}]{escape(metric.sentence(result.threshold))}[/]"
         table.add_row(
             metric.title,
             _figure(metric.a),

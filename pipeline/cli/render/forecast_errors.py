@@ -48,9 +48,9 @@ def _lines(capacity: MeasurementErrors, load_log: MeasurementErrors) -> Iterator
     )
 
 
-def _table(part: MeasurementErrors, what: str) -> Iterator[str]:
-    width = max(len(what), *(len(figure.what) for figure in part.figures))
-    yield f"  {what:<{width}}  measured  computed   error"
+def _table(part: MeasurementErrors, label: str) -> Iterator[str]:
+    width = max(len(label), *(len(figure.what) for figure in part.figures))
+    yield f"  {label:<{width}}  measured  computed   error"
     for figure in part.figures:
         yield f"  {figure.what:<{width}}  {figure.measured:>8g}  {figure.computed:>8.0f}  {figure.error:>+6.1%}"
 

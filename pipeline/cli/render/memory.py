@@ -29,7 +29,7 @@ _PLAIN_WIDTH = 100  # columns where the output is no terminal
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class OutputStyle:
     """Abilities of the output."""
 
     width: int  # columns
@@ -37,14 +37,14 @@ class Look:
     cuts: bool = False  # whether lines that are longer than that end with an ellipsis
 
     @classmethod
-    def of_output(cls) -> Look:
+    def of_output(cls) -> OutputStyle:
         """Look at standard output: colours on a terminal, and its width."""
         is_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if is_terminal else _PLAIN_WIDTH
         return cls(width, colour=is_terminal and not os.environ.get("NO_COLOR"), cuts=is_terminal)
 
 
-def bar(rank: RankMemory, cells: int, look: Look) -> str:
+def bar(rank: RankMemory, cells: int, look: OutputStyle) -> str:
     """`[rrwwwwwwkkkkkkkkkk..]`: a cell is an even share of the GPU; dots are free, `!` is what does not fit.
 
     Cells are rounded so that the bar as a whole is right; a group that is there has at least one.
@@ -70,13 +70,13 @@ def shares(lines: Sequence[MemoryLine]) -> list[tuple[str, int]]:
     return [(group, size) for group, size in sizes.items() if size]
 
 
-def legend(ranks: Sequence[RankMemory], look: Look) -> str:
+def legend(ranks: Sequence[RankMemory], look: OutputStyle) -> str:
     """Explain the cells of the groups that there are."""
     groups = dict.fromkeys(group for rank in ranks for group, _ in shares(rank.lines))
     return "  ".join(f"{_cells(group, 1, look)} {_NAMES.get(group, group)}" for group in groups)
 
 
-def _cells(group: str, count: int, look: Look) -> str:
+def _cells(group: str, count: int, look: OutputStyle) -> str:
     colour, mark = _LOOKS[group]
     return click.style("█" * count, fg=colour) if look.colour else mark * count
 
@@ -89,7 +89,7 @@ _GIB = 2**30
 _LINE_NAMES = {"kv_cache": "KV cache", "runtime": "", "graphs": ""}
 
 
-def memory_lines(memory: MemoryPlan, look: Look, doubts: Sequence[str] = ()) -> Iterator[str]:
+def memory_lines(memory: MemoryPlan, look: OutputStyle, doubts: Sequence[str] = ()) -> Iterator[str]:
     """Yield the whole plan; ranks that hold the same are shown once. `doubts` are about the models."""
     spec, kinds = memory.spec, distinct(memory.ranks)
     share = f", {spec.fraction:.0%} of what is left for KV caches" if spec.is_gpu else ""
@@ -150,7 +150,7 @@ def _devices(memory: MemoryPlan) -> str:
 
 
 def _table(
-    memory: MemoryPlan, kinds: Sequence[tuple[RankMemory, int]], look: Look, unit: int
+    memory: MemoryPlan, kinds: Sequence[tuple[RankMemory, int]], look: OutputStyle, unit: int
 ) -> Iterator[str]:
     columns = "".join(f"{_label(rank, same, memory.spec.is_gpu):>9}" for rank, same in kinds)
     yield f"  {'':<22}{columns}"
@@ -198,5 +198,5 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
         )
 
 
-def _cut(line: str, look: Look) -> str:
+def _cut(line: str, look: OutputStyle) -> str:
     return cut(line, look.width) if look.cuts else line

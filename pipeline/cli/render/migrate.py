@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from pipeline.cli.output import aligned
-from pipeline.cli.render.memory import Look
+from pipeline.cli.render.memory import OutputStyle
 from pipeline.cli.render.speed import number
 from pipeline.prepare.migration import Migration
 from pipeline.prepare.migration_changes import Change, Figure, figures, written
@@ -29,7 +29,7 @@ _GROUPS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def migration_text(migration: Migration) -> str:
     """Write all records and both plans for people."""
-    return "\n".join(line.rstrip() for line in _text(migration, Look.of_output().width))
+    return "\n".join(line.rstrip() for line in _text(migration, OutputStyle.of_output().width))
 
 
 def migration_markdown(migration: Migration) -> str:

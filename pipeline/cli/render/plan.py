@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from pipeline.cli.render.memory import Look, alternative_lines, memory_lines
+from pipeline.cli.render.memory import OutputStyle, alternative_lines, memory_lines
 from pipeline.cli.render.speed import forecast_lines
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
@@ -16,7 +16,7 @@ from pipeline.prepare.report_json import document_of, step_rows
 from pipeline.store import Artifact, Store, human_bytes
 
 
-def page(outlook: PlanReport, store: Store, look: Look) -> str:
+def page(outlook: PlanReport, store: Store, look: OutputStyle) -> str:
     """Render the report of a plan: the verdict first, then its grounds."""
     return "\n".join(line.rstrip() for line in _lines(outlook, store, look))
 
@@ -26,11 +26,11 @@ def document(outlook: PlanReport, store: Store) -> str:
     return json.dumps(document_of(outlook, store).as_json(), indent=2)
 
 
-def _lines(outlook: PlanReport, store: Store, look: Look) -> Iterator[str]:
+def _lines(outlook: PlanReport, store: Store, look: OutputStyle) -> Iterator[str]:
     yield f"{outlook.recipe.name}, runtime {outlook.recipe.runtime.kind}, store {store.root}"
     yield outlook.verdict
-    for role, what in outlook.seen.items():
-        yield f"{role}: {what}"
+    for role, origin in outlook.model_sources.items():
+        yield f"{role}: {origin}"
     yield ""
     if outlook.plan is not None:
         yield from step_lines(outlook.plan, store)

@@ -37,10 +37,10 @@ MAX_CHOICES = 1024
 _Word = Annotated[str, Field(max_length=MAX_WORD_CHARS)]
 
 
-def _check_words(given: Any) -> Any:
-    words = [given] if isinstance(given, str) else given
+def _check_words(value: Any) -> Any:
+    words = [value] if isinstance(value, str) else value
     if not isinstance(words, list):
-        return given
+        return value
     if len(words) > MAX_WORDS:
         raise PydanticCustomError("too_many_words", f"has {len(words)} entries, of at most {MAX_WORDS}")
     lengths = [len(word) for word in words if isinstance(word, str)]
@@ -50,7 +50,7 @@ def _check_words(given: Any) -> Any:
     if sum(lengths) > MAX_ALL_WORD_CHARS:
         text = f"has {sum(lengths)} characters in all, of at most {MAX_ALL_WORD_CHARS}"
         raise PydanticCustomError("too_long_words", text)
-    return given
+    return value
 
 
 Words = Annotated[list[_Word], Field(max_length=MAX_WORDS), BeforeValidator(_check_words)]

@@ -299,7 +299,7 @@ class ChoiceBuilder:
         return "tool_calls" if self.parser is not None and self.parser.calls else "stop"
 
     def log_probs(self, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
-        """Return the log probabilities of chunks that follow those told before; None if they are not asked for."""
+        """Return the log probabilities of chunks after those already sent; None if they are not requested."""
         request, tokenizer = self._generation.request, self._generation.model.tokenizer
         if not request.wants_log_probs:
             return None

@@ -42,7 +42,7 @@ _MAX_TRIED_S = 5.0  # most seconds that a tenant is charged for the form of one 
 _BACKOFF = Retries()
 
 
-class _CannotGoOn(Exception):
+class _CannotResume(Exception):
     """The choice cannot go on where it broke off."""
 
 
@@ -118,7 +118,7 @@ class _Choice:
             async with aclosing(self._all_attempts()) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        except (ServerLost, _CannotGoOn, ApiError) as error:
+        except (ServerLost, _CannotResume, ApiError) as error:
             generation.broken += self._begun
             if (
                 isinstance(error, ServerLost)
@@ -150,7 +150,7 @@ class _Choice:
                 pass
             if self._loss is None:
                 generation.unbind(self._index)
-                self._times = generation.times[self._index] = ChoiceTimes(self._times.asked)
+                self._times = generation.times[self._index] = ChoiceTimes(self._times.requested)
 
     async def _note_failure(self, error: ConnectFailed | ServerLost | Busy) -> None:
         """Prepare the next attempt. Raises the error, or that of the loss before it, if there is none."""
@@ -186,7 +186,7 @@ class _Choice:
                 # Forms of the tenant may have taken too long meanwhile.
                 generation.tenant.check_reading()
             if not await generation.bind(index, goes_on=self._loss is not None):
-                raise _CannotGoOn("another package has replaced the model")
+                raise _CannotResume("another package has replaced the model")
             sampling, drawn = generation.sampling(index)
             if generation.request.skip_special_tokens is not False:
                 # An engine that cannot write them is parsed by what it writes.
@@ -213,7 +213,7 @@ class _Choice:
                         await generation.tenant.charge_reading(tried_s)
                         raise unsupported from error
                     if self._loss is not None:
-                        raise _CannotGoOn(str(error)) from error
+                        raise _CannotResume(str(error)) from error
                     raise
                 finally:
                     times.ended = time.perf_counter()

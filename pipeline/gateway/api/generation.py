@@ -53,7 +53,7 @@ class ChoiceTimes:
     """When each step of one choice was taken, by `time.perf_counter()`; None: not yet.
 
     Attributes:
-        asked: it asked for a slot of the model.
+        requested: it asked for a slot of the model.
         started: it got a slot.
         sent: the request was sent, or the cache had the answer.
         first_chunk: the first chunk came.
@@ -63,7 +63,7 @@ class ChoiceTimes:
         span: span of the call of the model, if spans are exported; parent of Triton's own.
     """
 
-    asked: float
+    requested: float
     started: float | None = None
     sent: float | None = None
     first_chunk: float | None = None
@@ -142,8 +142,8 @@ class Generation:
             form = AnswerForm("json_schema", tools.guide, "tools")
         elif tools.tag is not None:
             form = AnswerForm("structural_tag", tools.tag, "tools")
-        if model.strict and tools.unheld:
-            places = ", ".join(f"tools.{index}.function.strict" for index in tools.unheld[:MAX_FAULTS])
+        if model.strict and tools.unguided:
+            places = ", ".join(f"tools.{index}.function.strict" for index in tools.unguided[:MAX_FAULTS])
             raise unsupported(
                 "tools", f"{places}: this deployment cannot hold calls of tools to their schemas"
             )
@@ -152,8 +152,8 @@ class Generation:
         if self.adapter is not None and self.adapter not in model.adapters:
             raise model_not_found(request.model, model.names)
         model.tokenizer.check_ids(list(request.logit_bias or ()), "logit_bias")
-        held = form is not None and (tools.tag is None or (tools.must and not model.answer_format.channels))
-        prompts = render_prompts(request, self.contents, model, tools, held=held)
+        guided = form is not None and (tools.tag is None or (tools.must and not model.answer_format.channels))
+        prompts = render_prompts(request, self.contents, model, tools, guided=guided)
         return ModelInputs(prompts, tools, form)
 
     @property

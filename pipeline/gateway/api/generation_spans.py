@@ -43,7 +43,7 @@ def end_spans(generation: Generation, span: Span, error_type: str | None) -> Non
     for index, times in generation.times.items():
         if times.started is None:
             continue
-        span.start_child("queue", began=times.asked).end({}, ended=times.started)
+        span.start_child("queue", began=times.requested).end({}, ended=times.started)
         stats = generation.stats.get(index)
         cached = stats.cached if stats else None
         if generation.model.cache is not None and times.sent is not None:

@@ -165,7 +165,7 @@ class StopSequenceCutter:
         text, self._waiting = self._waiting + chunk.text, ""
         if chunk.finish_reason is None:
             whole = (len(sequence) for sequence in self._sequences if text.endswith(sequence))
-            certain = len(text) - max(self._beginnings.held(text), *whole, 0)
+            certain = len(text) - max(self._beginnings.partial(text), *whole, 0)
             text, self._waiting = text[:certain], text[certain:]
         elif chunk.finish_reason != "length":
             # Of several sequences, the one that begins first ended the answer.

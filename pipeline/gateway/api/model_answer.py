@@ -161,7 +161,7 @@ class RecordedAnswer:
             hit = CacheHit(generation.model.name, keys)
             self._context.hits.remember(generation.tenant.name, record.id, hit)
         first_chunks = [choice.first_chunk for choice in times if choice.first_chunk is not None]
-        waits = [choice.started - choice.asked for choice in times if choice.started is not None]
+        waits = [choice.started - choice.requested for choice in times if choice.started is not None]
         gaps = [gap for stats in choices for gap in stats.itl_ms]
         tpots = [round(stats.tpot_ms, 2) for stats in choices if stats.tpot_ms is not None]
         record.outcome = status
@@ -337,11 +337,11 @@ class GeneratingEndpoints(EndpointFamily):
             model = context.find_model(parsed.model)
             ignored = tolerate(parsed, model.template, strict=model.strict)
             answer = make(parsed, AnswerContext(model, tenant, record))
-            given = parsed.model_fields_set | getattr(parsed, "chat_fields", {}).keys()
-            ignored += sorted(answer.generation.unread & given)
+            fields = parsed.model_fields_set | getattr(parsed, "chat_fields", {}).keys()
+            ignored += sorted(answer.generation.unread & fields)
             own_words = getattr(kind, "own_words", str)
             ignored += [
-                own_words(f"tools.{index}.function.strict") for index in answer.generation.tools.unheld
+                own_words(f"tools.{index}.function.strict") for index in answer.generation.tools.unguided
             ]
             record.headers += ignored_headers(ignored)
             if (answer.generation.request.output_token_limit or 0) > model.max_output_tokens:

@@ -171,12 +171,12 @@ def render_prompts(
     model: ServedModel,
     tools: RequestTools,
     *,
-    held: bool = False,
+    guided: bool = False,
 ) -> list[RenderedPrompt]:
     """Render the prompts of a request for a model, and count their tokens.
 
     Args:
-        held: whether answers are held to a form from their first token on: the model is told not to reason.
+        guided: whether answers are held to a form from their first token on: the model is told not to reason.
 
     Raises:
         ApiError: 400; a token id is unknown, or the model cannot fill gaps.
@@ -188,7 +188,7 @@ def render_prompts(
     variables: dict[str, Any] = {}
     if isinstance(request, ChatRequest):
         if model.template is not None:
-            thinks = False if held else request.thinks
+            thinks = False if guided else request.thinks
             variables |= reasoning_variables(request.reasoning_effort, thinks, model.template)
         variables |= request.template_variables
     prompts = []
@@ -199,7 +199,7 @@ def render_prompts(
         else:
             text_or_messages = cast(str | Sequence[dict[str, Any]], content)
             sent, tokens = model.render_prompt(text_or_messages, tools.tools, variables)
-            if held and isinstance(request, ChatRequest) and (begun := _begun(sent, model, tools)):
+            if guided and isinstance(request, ChatRequest) and (begun := _begun(sent, model, tools)):
                 sent += begun
                 tokens = model.prompt_limit.check(sent)
             prompts.append(RenderedPrompt(content, sent, tokens, variables))

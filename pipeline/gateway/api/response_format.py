@@ -139,8 +139,8 @@ class FormFields(BaseModel):
         if names == ["response_format"] and self.response_format is not None:
             return _of_response_format(self.response_format)
         if self.structured_outputs is not None:
-            given = self.structured_outputs.model_dump(by_alias=True)
-            return _of_parts({f"structured_outputs.{name}": value for name, value in given.items()})
+            outputs = self.structured_outputs.model_dump(by_alias=True)
+            return _of_parts({f"structured_outputs.{name}": value for name, value in outputs.items()})
         return _of_parts({names[0]: getattr(self, names[0])})
 
 

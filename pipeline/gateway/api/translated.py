@@ -51,12 +51,12 @@ class TranslatedRequest(ModelRequest):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
+    def _without_nulls(cls, data: Any) -> Any:
         """Null is the default, as in the APIs themselves."""
-        if not isinstance(given, dict):
-            return given
+        if not isinstance(data, dict):
+            return data
         own = cls.model_fields.keys()
-        return {name: value for name, value in given.items() if value is not None or name not in own}
+        return {name: value for name, value in data.items() if value is not None or name not in own}
 
     @model_validator(mode="after")
     def _take_chat_fields(self) -> Self:
@@ -102,7 +102,7 @@ class TranslatedRequest(ModelRequest):
 def chat_tools(
     tools: Iterable[Mapping[str, Any]] | None, types: Collection[str | None], parameters: str
 ) -> list[dict[str, Any]] | None:
-    """Return tools as chats have them. Those that are none of the client's are left to `resolve_tools`.
+    """Return tools as chats have them. Tools that do not run at the client are left to `resolve_tools`.
 
     Args:
         tools: tools of an API whose functions are no objects within them.

@@ -134,7 +134,9 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]
                 async for chunk in stream:
                     yield write_chunk(chunk, stream.stats, len(prompt))
         except ClientError as error:
-            raise next(kind for ours, kind in _ERRORS if isinstance(error, ours))(str(error)) from error
+            raise next(dynamo_type for error_type, dynamo_type in _ERRORS if isinstance(error, error_type))(
+                str(error)
+            ) from error
         finally:
             self._streams.pop(context.id(), None)
 

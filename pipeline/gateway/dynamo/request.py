@@ -77,16 +77,16 @@ def read_request(request: Mapping[str, Any], deployment: Deployment) -> Sampling
 def _guide(guide: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the client's parameters for one form of an answer; None for what it does not have."""
     match dict(guide):
-        case {"json": schema, **rest} if not rest:
+        case {"json": schema, **others} if not others:
             return {
                 "guide_type": "json_schema",
                 "guide": schema if isinstance(schema, str) else json.dumps(schema),
             }
-        case {"regex": pattern, **rest} if not rest:
+        case {"regex": pattern, **others} if not others:
             return {"guide_type": "regex", "guide": pattern}
-        case {"choice": choices, **rest} if not rest:
+        case {"choice": choices, **others} if not others:
             return {"guide_type": "regex", "guide": "|".join(f"({re.escape(choice)})" for choice in choices)}
-        case {"grammar": grammar, **rest} if not rest:
+        case {"grammar": grammar, **others} if not others:
             return {"guide_type": "ebnf_grammar", "guide": grammar}
     return None
 

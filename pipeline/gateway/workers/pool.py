@@ -157,12 +157,12 @@ class WorkerPool:
 
     async def _serve(self, number: int, metrics: Path) -> int:
         """Run worker `number` once. Returns its exit code."""
-        ours, theirs = socket.socketpair()
-        with theirs:
+        own_end, child_end = socket.socketpair()
+        with child_end:
             place = WorkerPlace(
                 number=number,
                 workers=self._count,
-                link=theirs.fileno(),
+                link=child_end.fileno(),
                 usage=self._usage.descriptor,
                 metrics=metrics,
             )
@@ -179,7 +179,7 @@ class WorkerPool:
             finally:
                 os.close(message)
         worker = self._running[number] = _WorkerProcess(process, ProcessPulse(process.pid))
-        link = await WorkerLink.over(ours, partial(self._receive, number, worker), lambda: None)
+        link = await WorkerLink.over(own_end, partial(self._receive, number, worker), lambda: None)
         self._coordinator.attach(number, link)
         if self._stopping.is_set():
             self._signal(worker, signal.SIGTERM)

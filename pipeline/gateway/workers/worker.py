@@ -42,7 +42,7 @@ class GatewayWorker:
         self._numbers = count()
         self._leases: dict[int, asyncio.Future[None]] = {}
         self._blocks: dict[int, PreemptibleBlock] = {}  # by number of the lease
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._watched: dict[str, SharedReadiness] = {}
         self._report: Callable[[], Mapping[str, ModelStatus]] = dict
         self._reporting: asyncio.Task[None] | None = None
@@ -91,7 +91,7 @@ class GatewayWorker:
             ApiError: 503, if the parent does not answer.
         """
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
             self.tell(op, number=number, **fields)
             async with asyncio.timeout(_ANSWER_S):
@@ -100,7 +100,7 @@ class GatewayWorker:
             text = f"The gateway's parent process did not answer within {_ANSWER_S:g} s"
             raise ApiError(503, text, code="unavailable", retry_after_s=1) from None
         finally:
-            del self._asked[number]
+            del self._answers[number]
 
     async def status(self) -> GatewayStatus:
         """Return the status of all workers together."""
@@ -157,12 +157,12 @@ class GatewayWorker:
                 if (readiness := self._watched.get(message["key"])) is not None:
                     readiness.hear(message)
             case "answer":
-                answer = self._asked.get(message["number"])
+                answer = self._answers.get(message["number"])
                 if answer is not None and not answer.done():
                     answer.set_result(message["value"])
 
     def _lose(self) -> None:
-        """The parent is gone: nobody gives places any more, and another parent has other workers."""
+        """End this worker: its parent is gone and grants no more slots; a new parent starts its own workers."""
         if self._link is not None:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -215,7 +215,7 @@ class LeasedQueue:
     ) -> AsyncIterator[None]:
         """See `fair_queue.FairQueue.slot`. The monotonic clock is the same in all processes."""
         self.waiting += 1
-        held = False
+        counted = False
         try:
             async with self.worker.lease(
                 model=self.model,
@@ -226,10 +226,10 @@ class LeasedQueue:
                 background=background,
                 work=None if work is None else asdict(work),
             ):
-                self.waiting, self.running, held = self.waiting - 1, self.running + 1, True
+                self.waiting, self.running, counted = self.waiting - 1, self.running + 1, True
                 yield
         finally:
-            if held:
+            if counted:
                 self.running -= 1
             else:
                 self.waiting -= 1

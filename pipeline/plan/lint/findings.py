@@ -43,7 +43,7 @@ class Finding:
 
 
 def refuse_errors(
-    found: Sequence[Finding], label: str, say: Callable[[str], None], *, allowed: bool = False
+    findings: Sequence[Finding], label: str, say: Callable[[str], None], *, allowed: bool = False
 ) -> None:
     """Say what is wrong with a checkpoint before its weights are brought, and refuse errors.
 
@@ -54,8 +54,8 @@ def refuse_errors(
     Raises:
         SourceError: With every error.
     """
-    errors = () if allowed else tuple(finding for finding in found if finding.severity == "error")
-    for finding in found:
+    errors = () if allowed else tuple(finding for finding in findings if finding.severity == "error")
+    for finding in findings:
         if finding not in errors:
             say(f"{label}: {finding}")
     if errors:
@@ -103,12 +103,12 @@ def kv_findings(sizes: ModelSizes, stored: StoredTensors) -> Iterator[Finding]:
     """Find layers without scales of their keys and values."""
     if sizes.kv_cache not in ("fp8", "nvfp4", "int8"):
         return
-    held: dict[str, dict[int, str]] = {"k_scale": {}, "v_scale": {}}
+    scales: dict[str, dict[int, str]] = {"k_scale": {}, "v_scale": {}}
     for bare, entry in stored.plain.items():
         part, layer = bare.rsplit(".", 1)[-1], _LAYER.search(bare)
-        if part in held and layer is not None:
-            held[part][int(layer[1])] = entry.name
-    if not any(held.values()):
+        if part in scales and layer is not None:
+            scales[part][int(layer[1])] = entry.name
+    if not any(scales.values()):
         yield Finding("warning", f"no scales of the {sizes.kv_cache} KV cache", (), "k_scale and v_scale of each layer",
                       served("kv_scale"))  # fmt: skip
         return
@@ -119,12 +119,14 @@ def kv_findings(sizes: ModelSizes, stored: StoredTensors) -> Iterator[Finding]:
     }
     missing = []
     for part, other in (("k_scale", "v_scale"), ("v_scale", "k_scale")):
-        for index in sorted((attention | held[other].keys()) - held[part].keys()):
-            if held[part]:
-                like = next(iter(held[part].values()))
+        for index in sorted((attention | scales[other].keys()) - scales[part].keys()):
+            if scales[part]:
+                like = next(iter(scales[part].values()))
                 name = re.sub(r"(?<=layers\.)\d+", str(index), like, count=1)
             else:
-                name = held[other][index].replace(f"{other[0]}_proj", f"{part[0]}_proj").replace(other, part)
+                name = (
+                    scales[other][index].replace(f"{other[0]}_proj", f"{part[0]}_proj").replace(other, part)
+                )
             missing.append(name)
     if missing:
         yield Finding(

@@ -179,13 +179,13 @@ class LayerCheck:
             joint = f"{carrier.name}_"
         known = {layout.carrier, "bias", *layout.names}
         self.stored.used |= {entry.name for part, entry in parts.items() if part in known}
-        bits, held = (
+        bits, stored_bits = (
             sum(weight.parameters for weight in weights) * layout.bits,
             math.prod(carrier.shape) * BITS[carrier.dtype],
         )
-        if bits != held:
+        if bits != stored_bits:
             sizes = " + ".join(_shape(weight) for weight in weights)
-            problem = f"is {carrier.dtype} {list(carrier.shape)}, {held // layout.bits} weights"
+            problem = f"is {carrier.dtype} {list(carrier.shape)}, {stored_bits // layout.bits} weights"
             self._add(
                 "error",
                 problem,
@@ -239,7 +239,7 @@ class LayerCheck:
         unused = [self.stored.plain[bare_name(name)] for name in self.stored.unused()]
         places = {room_of(bare_name(entry.name)) for entry in unused}
         counts = {(room_of(bare_name(entry.name)), math.prod(entry.shape)) for entry in unused}
-        held = {kind_of(name) for name in (*self.stored.plain, *self.stored.layers)}
+        kinds = {kind_of(name) for name in (*self.stored.plain, *self.stored.layers)}
         draft = {weight.name for weight in self.sizes.draft}
         no_draft = bool(draft) and draft <= {weight.name for weight in absent}
         prefix = next(
@@ -248,7 +248,7 @@ class LayerCheck:
         for weight in absent:
             name = ("" if weight.kind == "lm_head" else prefix) + weight.name
             name += "" if _is_whole(weight) else ".weight"
-            is_like = kind_of(weight.name) in held
+            is_like = kind_of(weight.name) in kinds
             if weight.kind == "mtp" and no_draft:
                 self._add("warning", "layers that predict further tokens (MTP) are missing", kind_of(name),
                           "as config.json says",

@@ -72,8 +72,8 @@ def plan_measured(point: CapacityPoint) -> MemoryPlan:
 
 
 def _capacity(point: CapacityPoint) -> MeasurementError:
-    what = f"{point.gpu}  {point.model.partition('/')[2]}  {point.fraction}  {point.isl} + {point.osl}"
-    return MeasurementError(what, point.sequences, plan_measured(point).sequences, "; ".join(point.source))
+    label = f"{point.gpu}  {point.model.partition('/')[2]}  {point.fraction}  {point.isl} + {point.osl}"
+    return MeasurementError(label, point.sequences, plan_measured(point).sequences, "; ".join(point.source))
 
 
 def _log(log: LoadLog) -> tuple[MeasurementError, ...]:

@@ -44,9 +44,9 @@ def alternatives(recipe: Recipe, spec: DeploymentSpec) -> tuple[Alternative, ...
     now = plan_memory(spec)
     if now.verdict == "fits":
         return ()
-    found = [Alternative(overrides, plan_memory(changed)) for overrides, changed in _changes(recipe, spec)]
+    options = [Alternative(overrides, plan_memory(changed)) for overrides, changed in _changes(recipe, spec)]
     return tuple(
-        change for change in found if change.plan.sequences > now.sequences or change.plan.verdict == "fits"
+        change for change in options if change.plan.sequences > now.sequences or change.plan.verdict == "fits"
     )
 
 
@@ -149,8 +149,8 @@ def _larger_gpus(recipe: Recipe, runtime: _GpuRuntime, spec: DeploymentSpec) -> 
 
 
 def _is_supported(runtime: _GpuRuntime, form: str, kv_cache: str) -> bool:
-    found = format_issues(gpu(runtime.gpu), form, kv_cache, runtime.kind, runtime.version)
-    return not any(issue.severity == "error" for issue in found)
+    issues = format_issues(gpu(runtime.gpu), form, kv_cache, runtime.kind, runtime.version)
+    return not any(issue.severity == "error" for issue in issues)
 
 
 def _with_target(spec: DeploymentSpec, **changes: str) -> DeploymentSpec:

@@ -44,15 +44,16 @@ class _LoadedRank:
 
 def _load_rank(spec: DeploymentSpec, index: int) -> _LoadedRank:
     """Everything on a rank but its KV caches."""
-    held = [model for model in spec.models if index < model.split.world]
-    lines = [_runtime(spec), *(line for model in held for line in _model(model, index, spec.is_gpu))]
+    models = [model for model in spec.models if index < model.split.world]
+    lines = [_runtime(spec), *(line for model in models for line in _model(model, index, spec.is_gpu))]
     if spec.adapters is not None and index < spec.models[0].split.world:
         lines += adapter_lines(spec.adapters, spec.models[0])
-    lines += [line for model in held for line in _states(model, index, spec.rank_sequences)]
+    lines += [line for model in models for line in _states(model, index, spec.rank_sequences)]
     left = spec.capacity - sum(line.bytes for line in lines)
     pool = spec.pool_bytes if spec.pool_bytes is not None else _share(spec, left)
     costs = {
-        model.role: kv_token_bytes(model, index // model.split.tensor, spec.sequence_tokens) for model in held
+        model.role: kv_token_bytes(model, index // model.split.tensor, spec.sequence_tokens)
+        for model in models
     }
     return _LoadedRank(index, tuple(lines), costs, min(pool, left))
 

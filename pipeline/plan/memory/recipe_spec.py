@@ -93,10 +93,10 @@ def adapter_demand(recipe: Recipe, known: Mapping[str, Adapter]) -> AdapterDeman
     count, runtime = len(recipe.adapters), recipe.runtime
     if not count:
         return None
-    said = _own(recipe, "lora_config")
-    device, host = said.get("max_loras"), said.get("max_cpu_loras")
+    lora_config = _own(recipe, "lora_config")
+    device, host = lora_config.get("max_loras"), lora_config.get("max_cpu_loras")
     return AdapterDemand(
-        known={name: one for name, one in known.items() if one.modules and not one.faults},
+        known={name: adapter for name, adapter in known.items() if adapter.modules and not adapter.faults},
         unknown=tuple(name for name in recipe.adapters if name not in known),
         device=device if isinstance(device, int) else min(count, recipe.limits.max_concurrency),
         host=host if isinstance(host, int) else count,
@@ -107,8 +107,8 @@ def adapter_demand(recipe: Recipe, known: Mapping[str, Adapter]) -> AdapterDeman
 def _own(recipe: Recipe, section: str) -> Mapping[str, Any]:
     """A section of the arguments that the recipe adds under upstream's names; empty without it."""
     runtime = recipe.runtime
-    found = runtime.llm_args.get(section) if isinstance(runtime, PyTorchRuntime) else None
-    return found if isinstance(found, Mapping) else {}
+    arguments = runtime.llm_args.get(section) if isinstance(runtime, PyTorchRuntime) else None
+    return arguments if isinstance(arguments, Mapping) else {}
 
 
 def _graph_sizes(recipe: Recipe, target: ModelSpec) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ def _obstacles(role: str, sizes: ModelSizes, form: str) -> Iterator[str]:
     if form not in forms:
         yield (
             f"the weights of the {role} are published in {form}, whose bytes are not understood; understood are "
-            f"{', '.join(one for one in forms if one not in ('none', 'auto'))}"
+            f"{', '.join(form for form in forms if form not in ('none', 'auto'))}"
         )
     if sizes.dtype not in dtypes:
         yield f"dtype of config.json is not known: {role}: {sizes.dtype}; known: {', '.join(dtypes)}"
@@ -194,19 +194,21 @@ def _windows(recipe: Recipe, role: str, sizes: ModelSizes) -> tuple[int, ...]:
     Upstream derives them for targets of which some layers see one window and the others all, `cpu` always.
     """
     own, runtime = _own(recipe, "kv_cache_config"), recipe.runtime
-    if told := own.get("max_attention_window"):
-        return tuple(0 if window >= recipe.limits.max_sequence_tokens else window for window in told)
-    found = tuple(
+    if attention_windows := own.get("max_attention_window"):
+        return tuple(
+            0 if window >= recipe.limits.max_sequence_tokens else window for window in attention_windows
+        )
+    windows = tuple(
         max((cache.window for cache in block.caches if cache.kind == "sliding window"), default=0)
         for block in sizes.blocks
     )
     if isinstance(runtime, CpuRuntime):
         longest = recipe.limits.max_sequence_tokens
-        return tuple(0 if window >= longest else window for window in found) if any(found) else ()
+        return tuple(0 if window >= longest else window for window in windows) if any(windows) else ()
     derives = isinstance(runtime, PyTorchRuntime) and engine_memory.derives_windows(runtime.version)
     if not derives or role != TARGET or own.get("use_kv_cache_manager_v2") is False:
         return ()
-    return found if len({*found} - {0}) == 1 and 0 in found else ()
+    return windows if len({*windows} - {0}) == 1 and 0 in windows else ()
 
 
 def _cpu_margin(recipe: Recipe) -> int:
@@ -223,11 +225,11 @@ def _cpu_margin(recipe: Recipe) -> int:
 
 def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes) -> str:
     """An engine takes the type from its calibrated checkpoint; the LLM API is told, or follows the published one."""
-    asked = recipe.quantization.kv_cache
-    if asked == "auto" and isinstance(recipe.runtime, PyTorchRuntime):
+    kv_format = recipe.quantization.kv_cache
+    if kv_format == "auto" and isinstance(recipe.runtime, PyTorchRuntime):
         return sizes.kv_cache or sizes.dtype
-    told = form != "none" or isinstance(recipe.runtime, PyTorchRuntime)
-    return asked if told and asked != "auto" else sizes.dtype
+    quantized = form != "none" or isinstance(recipe.runtime, PyTorchRuntime)
+    return kv_format if quantized and kv_format != "auto" else sizes.dtype
 
 
 def _on_cpu(

@@ -41,11 +41,11 @@ def rank_part(tensor: WeightTensor, split: Parallelism, vocabulary_multiple: int
     """
     ways = split.shared
     if tensor.is_expert:
-        held = math.ceil(tensor.copies / split.expert)
+        copies = math.ceil(tensor.copies / split.expert)
         inner = split.expert_tensor
         rows = math.ceil(tensor.rows / inner) if tensor.split == "rows" else tensor.rows
         columns = math.ceil(tensor.columns / inner) if tensor.split == "columns" else tensor.columns
-        return TensorPart(rows, columns, held)
+        return TensorPart(rows, columns, copies)
     match tensor.split:
         case "rows":
             return TensorPart(math.ceil(tensor.rows / ways), tensor.columns)
@@ -91,21 +91,21 @@ def served_format(tensor: WeightTensor, model: ModelSpec) -> str:
 
 def tensor_bytes(tensor: WeightTensor, model: ModelSpec, *, vocabulary_multiple: int = 1) -> int:
     """Bytes of the part of a tensor that a rank holds, scales included."""
-    held = rank_part(tensor, model.split, vocabulary_multiple)
+    part = rank_part(tensor, model.split, vocabulary_multiple)
     if model.expert_bytes is not None and tensor.is_expert:
-        return int(held.rows * held.columns * held.copies * model.expert_bytes)
+        return int(part.rows * part.columns * part.copies * model.expert_bytes)
     form = served_format(tensor, model)
     if _is_packed(model, tensor.kind) and form != "auto":
         assert model.packed is not None, "or it would be as it is stored"
-        return held.copies * engine_memory.cpu_linear_bytes(
-            held.rows, held.columns, form, model.packed,
+        return part.copies * engine_memory.cpu_linear_bytes(
+            part.rows, part.columns, form, model.packed,
             awq_block=tensor.group or model.awq_block, dtype=model.sizes.dtype,
         )  # fmt: skip
     each = engine_memory.linear_bytes(
-        held.rows, held.columns, form, awq_block=tensor.group or model.awq_block,
+        part.rows, part.columns, form, awq_block=tensor.group or model.awq_block,
         dtype=model.sizes.dtype, bits=model.bits,
     )  # fmt: skip
-    return each * held.copies
+    return each * part.copies
 
 
 def weight_lines(model: ModelSpec, stage: int) -> tuple[MemoryLine, ...]:
@@ -114,17 +114,17 @@ def weight_lines(model: ModelSpec, stage: int) -> tuple[MemoryLine, ...]:
     Args:
         stage: Pipeline stage, from 0.
     """
-    held: dict[str, int] = dict.fromkeys(KINDS, 0)
+    bytes_by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
     forms: dict[str, dict[str, None]] = {kind: {} for kind in KINDS}
     is_awq = model.format in ("int4_awq", "w4a8_awq")
     multiple = engine_memory.awq_vocabulary_multiple() if is_awq else 1
     for tensor in _held(model, stage):
-        held[tensor.kind] += tensor_bytes(tensor, model, vocabulary_multiple=multiple)
+        bytes_by_kind[tensor.kind] += tensor_bytes(tensor, model, vocabulary_multiple=multiple)
         forms[tensor.kind][served_format(tensor, model)] = None
     sources = engine_memory.sources("weights")
     lines = tuple(
         MemoryLine("weights", model.role, kind, size, _formula(model, kind, forms[kind]), sources)
-        for kind, size in held.items()
+        for kind, size in bytes_by_kind.items()
         if size
     )
     if model.unexplained and stage == 0:
@@ -262,11 +262,11 @@ def cache_state_bytes(cache: Cache, kv_cache: str, ways: int = 1, dtype: str | N
         dtype: Type of recurrent states; None: as the checkpoint has it.
     """
     window = cache.numbers * cache.window if cache.is_bounded else 0
-    held = math.ceil(cache.heads / ways) / cache.heads if cache.heads else 1.0
+    head_share = math.ceil(cache.heads / ways) / cache.heads if cache.heads else 1.0
     state = cache.state
     if dtype is not None:
         state += cache.recurrent * (STATE_BYTES[dtype] - STATE_BYTES[cache.recurrent_dtype])
-    return math.ceil(state * held + window * engine_memory.kv_number_bytes(kv_cache))
+    return math.ceil(state * head_share + window * engine_memory.kv_number_bytes(kv_cache))
 
 
 def kv_token_bytes(model: ModelSpec, stage: int = 0, length: int = 0) -> int:

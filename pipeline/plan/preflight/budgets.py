@@ -30,8 +30,11 @@ def _clipped_batch_tokens(context: Context) -> Iterator[Objection]:
 
 
 def _large_batch_tokens(context: Context) -> Iterator[Objection]:
-    given, most = context.recipe.limits.max_batch_tokens, rule("build.max_num_tokens_large").facts["most"]
-    if given is not None and given > most:
+    batch_tokens, most = (
+        context.recipe.limits.max_batch_tokens,
+        rule("build.max_num_tokens_large").facts["most"],
+    )
+    if batch_tokens is not None and batch_tokens > most:
         yield Objection(
             (BATCH_TOKENS,), f"is more than {most}, which the engine builder warns of", f"at most {most}"
         )
@@ -39,8 +42,8 @@ def _large_batch_tokens(context: Context) -> Iterator[Objection]:
 
 def _block(context: Context) -> Iterator[Objection]:
     block = rule("build.max_num_tokens_block").facts["tokens_per_block"]
-    given = context.recipe.limits.max_batch_tokens
-    if given is not None and given < block:
+    batch_tokens = context.recipe.limits.max_batch_tokens
+    if batch_tokens is not None and batch_tokens < block:
         yield Objection(
             (BATCH_TOKENS,),
             f"is raised to {block}, the tokens of a block of the KV cache",
@@ -189,16 +192,16 @@ def _fits(context: Context) -> Iterator[Objection]:
 def _concurrency(context: Context) -> Iterator[Objection]:
     memory = _planned(context)
     if memory is not None and memory.verdict == "fits in part":
-        held, longest = memory.sequences, memory.spec.sequence_tokens
+        sequences, longest = memory.sequences, memory.spec.sequence_tokens
         yield Objection(
             (CONCURRENCY, GPU, TENSOR),
-            f"is more than the {held} requests of {longest} tokens that the KV cache holds at a time",
-            f"{held}, or what {_plan(context)} names",
+            f"is more than the {sequences} requests of {longest} tokens that the KV cache holds at a time",
+            f"{sequences}, or what {_plan(context)} names",
         )
 
 
 def _plan(context: Context) -> str:
-    return shlex.join(("pipeline", "plan", *context.recipe.words))
+    return shlex.join(("pipeline", "plan", *context.recipe.argv))
 
 
 def _planned(context: Context) -> MemoryPlan | None:

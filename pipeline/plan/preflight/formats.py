@@ -232,12 +232,12 @@ def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeMod
     assert runtime is not None, "the rule is about TensorRT-LLM"
     if context.gpu is None:
         return  # gpu.known says so
-    seen: set[str] = set()
+    reasons: set[str] = set()
     for model in context.models:
         for form in _published(model) or context.layer_formats(model):
             for issue in gpus.format_issues(context.gpu, form, model.kv_cache, runtime.kind, context.version):
-                if issue.reason not in seen:
-                    seen.add(issue.reason)
+                if issue.reason not in reasons:
+                    reasons.add(issue.reason)
                     yield issue, model, form
 
 

@@ -26,33 +26,35 @@ PORTS = (8001, 8002)
 _MIB, _GIB = 2**20, 2**30
 
 
-def _used(needs: MachineNeeds, here: MachineFacts) -> tuple[tuple[GpuFacts, ...], ServingNeeds | None]:
+def _used(needs: MachineNeeds, machine: MachineFacts) -> tuple[tuple[GpuFacts, ...], ServingNeeds | None]:
     """The GPUs that would be used, which are the first ones, as CUDA and Docker take them; and what they are for."""
     wanted = needs.serving
-    return ((here.gpus or ())[: wanted.gpus] if wanted is not None else (), wanted)
+    return ((machine.gpus or ())[: wanted.gpus] if wanted is not None else (), wanted)
 
 
-def _count(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
+def _count(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
     wanted = needs.serving
-    if wanted is None or here.gpus is None or len(here.gpus) >= wanted.gpus:
+    if wanted is None or machine.gpus is None or len(machine.gpus) >= wanted.gpus:
         return
-    if not here.gpus:
-        problem = here.gpu_problem or "none of the GPUs of this machine may be used"
+    if not machine.gpus:
+        problem = machine.gpu_problem or "none of the GPUs of this machine may be used"
         yield Objection((GPU,), f"{problem}; it needs {wanted.gpus} x {wanted.gpu.name}")
     else:
-        smaller = 1 << (len(here.gpus).bit_length() - 1)
+        smaller = 1 << (len(machine.gpus).bit_length() - 1)
         yield Objection(
             (TENSOR, "runtime.pipeline_parallel", GPU),
-            f"{len(here.gpus)} GPUs may be used, it needs {wanted.gpus}",
+            f"{len(machine.gpus)} GPUs may be used, it needs {wanted.gpus}",
             f"{needs.build} --set {TENSOR}={smaller}",
         )
 
 
-def _architecture(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    used, wanted = _used(needs, here)
+def _architecture(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    used, wanted = _used(needs, machine)
     if wanted is None:
         return
-    fitting = [str(device.index) for device in here.gpus or () if device.sm == wanted.gpu.sm][: wanted.gpus]
+    fitting = [str(device.index) for device in machine.gpus or () if device.sm == wanted.gpu.sm][
+        : wanted.gpus
+    ]
     for sm in sorted({device.sm for device in used} - {wanted.gpu.sm}):
         strangers = [device for device in used if device.sm == sm]
         yield Objection(
@@ -64,8 +66,8 @@ def _architecture(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection
         )
 
 
-def _chip(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    used, wanted = _used(needs, here)
+def _chip(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    used, wanted = _used(needs, machine)
     for device in used:
         if wanted is not None and device.sm == wanted.gpu.sm and not has_chip_name(device, wanted.gpu):
             yield Objection(
@@ -76,8 +78,8 @@ def _chip(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
             )
 
 
-def _gpu_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    used, wanted = _used(needs, here)
+def _gpu_memory(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    used, wanted = _used(needs, machine)
     facts = rule("host.gpu_memory").facts
     for device in used:
         assert wanted is not None, "GPUs are used for something"
@@ -104,13 +106,15 @@ def _gpu_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
             )
 
 
-def _links(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    used, wanted = _used(needs, here)
-    if here.links is None or wanted is None or wanted.tensor < 2:
+def _links(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    used, wanted = _used(needs, machine)
+    if machine.links is None or wanted is None or wanted.tensor < 2:
         return
     pairs = combinations(sorted(device.index for device in used)[: wanted.tensor], 2)
     slow = {
-        pair: here.links[pair].path for pair in pairs if pair in here.links and here.links[pair].path != "NV"
+        pair: machine.links[pair].path
+        for pair in pairs
+        if pair in machine.links and machine.links[pair].path != "NV"
     }
     if slow:
         (first, other), path = next(iter(slow.items()))
@@ -122,8 +126,8 @@ def _links(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
         )
 
 
-def _driver(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    used, wanted = _used(needs, here)
+def _driver(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    used, wanted = _used(needs, machine)
     for driver in sorted({device.driver for device in used}):
         if wanted is not None and version_numbers(driver) < version_numbers(wanted.driver):
             yield Objection(
@@ -152,8 +156,8 @@ DEVICE_CHECKS: Mapping[str, MachineCheck] = {
 }
 
 
-def _memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    have, free = here.memory_bytes, here.memory_available_bytes
+def _memory(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    have, free = machine.memory_bytes, machine.memory_available_bytes
     if have is not None and have < needs.host_cache_bytes:
         yield Objection(
             (HOST_CACHE,),
@@ -168,13 +172,13 @@ def _memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
         yield Objection((HOST_CACHE,), text, "end what else runs here", "warning")
 
 
-def _calibration(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
+def _calibration(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
     """On GPUs, what they do not hold lies in host memory; without one, all of it."""
-    facts, free = rule("host.calibration").facts, here.memory_available_bytes
+    facts, free = rule("host.calibration").facts, machine.memory_available_bytes
     if free is None or not needs.calibrated_weights:
         return
     elsewhere = "calibrate on a machine with more memory, or with a GPU that holds it"
-    if not here.gpus:
+    if not machine.gpus:
         needed = needs.calibrated_weights * facts["cpu_bytes"]
         if free < needed:
             yield Objection(
@@ -182,7 +186,7 @@ def _calibration(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]
             )
         return
     needed = needs.calibrated_weights * facts["gpu_bytes"]
-    on_gpus = sum(device.free_mib for device in here.gpus) * _MIB
+    on_gpus = sum(device.free_mib for device in machine.gpus) * _MIB
     if on_gpus + free < needed:
         text = _lacks("memory to calibrate", needed, on_gpus + free, "are free on GPUs and host together")
         yield Objection((FORMAT,), text, elsewhere)
@@ -196,87 +200,87 @@ def _calibration(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]
         yield Objection((FORMAT,), text, elsewhere, "warning")
 
 
-def _bf16(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    if needs.bf16 and here.bf16 is False:
+def _bf16(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    if needs.bf16 and machine.bf16 is False:
         yield Objection((PRECISION,), "this processor has no bf16 arithmetic", f"--set {PRECISION}=auto")
 
 
-def _disk(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    if here.store is None or needs.build_bytes is None:
+def _disk(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    if machine.store is None or needs.build_bytes is None:
         return
-    lacking = needs.build_bytes - here.store.held_bytes
-    if here.store.free_bytes < lacking:
-        text = _lacks("disk", lacking, here.store.free_bytes, f"are free in {here.store.folder}")
-        collect = shlex.join(("pipeline", "store", "gc", "--store", here.store.folder))
+    lacking = needs.build_bytes - machine.store.held_bytes
+    if machine.store.free_bytes < lacking:
+        text = _lacks("disk", lacking, machine.store.free_bytes, f"are free in {machine.store.folder}")
+        collect = shlex.join(("pipeline", "store", "gc", "--store", machine.store.folder))
         yield Objection(("model.source",), text, f"free some ({collect}), or name another --store")
 
 
-def _temporary(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
+def _temporary(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
     del needs  # whatever it is
     least = int(rule("host.temporary").facts["least_gib"] * _GIB)
-    if here.temporary is not None and here.temporary.free_bytes < least:
+    if machine.temporary is not None and machine.temporary.free_bytes < least:
         text = _lacks(
-            "temporary files", least, here.temporary.free_bytes, f"are free in {here.temporary.folder}"
+            "temporary files", least, machine.temporary.free_bytes, f"are free in {machine.temporary.folder}"
         )
         yield Objection((KIND,), text, "free some, or set TMPDIR")
 
 
-def _lacks(what: str, needed: int, there: int, how: str = "are there") -> str:
-    return f"it needs {human_bytes(needed)} of {what}, {human_bytes(there)} {how}"
+def _lacks(resource: str, needed: int, available: int, how: str = "are there") -> str:
+    return f"it needs {human_bytes(needed)} of {resource}, {human_bytes(available)} {how}"
 
 
-def _shared_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
+def _shared_memory(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
     wanted = needs.serving
-    if here.shm_bytes is None or wanted is None or needs.where == "docker":
+    if machine.shm_bytes is None or wanted is None or needs.where == "docker":
         return  # a container is given its own
-    if here.shm_bytes >= wanted.shm_mib * _MIB:
+    if machine.shm_bytes >= wanted.shm_mib * _MIB:
         return
-    spans = wanted.gpus > 1 and here.shm_bytes < wanted.least_shm_mib * _MIB
+    spans = wanted.gpus > 1 and machine.shm_bytes < wanted.least_shm_mib * _MIB
     yield Objection(
         (TENSOR,),
-        f"/dev/shm has {here.shm_bytes // _MIB} MiB, {wanted.shm_mib} MiB are wanted",
+        f"/dev/shm has {machine.shm_bytes // _MIB} MiB, {wanted.shm_mib} MiB are wanted",
         f"docker run --shm-size={wanted.shm_mib}m, or --ipc=host",
         "error" if spans else None,
     )
 
 
-def _locked_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
+def _locked_memory(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
     ranks = needs.serving.gpus if needs.serving is not None else 1
-    if here.memlock_limited and ranks > 1 and needs.where != "docker":
+    if machine.memlock_limited and ranks > 1 and needs.where != "docker":
         yield Objection(
             (TENSOR,),
-            f"a process may lock {(here.memlock_bytes or 0) >> 10} KiB of memory only",
+            f"a process may lock {(machine.memlock_bytes or 0) >> 10} KiB of memory only",
             "docker run --ulimit memlock=-1, or ulimit -l unlimited",
         )
 
 
-def _ports(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    taken = sorted((here.taken_ports or frozenset()) & set(PORTS))
+def _ports(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    taken = sorted((machine.taken_ports or frozenset()) & set(PORTS))
     if taken and needs.where == "anywhere":  # a start names the ports that it takes
         fix = "pipeline serve chooses others, or name them: triton.grpc_port, triton.metrics_port"
         yield Objection(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", fix)
 
 
-def _spawning(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    if here.batch_system and needs.spawns and needs.where != "docker":  # which hides the job
+def _spawning(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    if machine.batch_system and needs.spawns and needs.where != "docker":  # which hides the job
         yield Objection(
             ("draft",),
-            f"two engines are served by ranks that MPI spawns; within a job of {here.batch_system} it cannot",
+            f"two engines are served by ranks that MPI spawns; within a job of {machine.batch_system} it cannot",
             "serve outside of the job, or build without a draft",
         )
 
 
-def _slots(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
+def _slots(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
     ranks = needs.serving.gpus if needs.serving is not None else 1
-    if here.mpi_slots is not None and ranks > 1 and here.mpi_slots < ranks:
+    if machine.mpi_slots is not None and ranks > 1 and machine.mpi_slots < ranks:
         by_hand = "pipeline serve passes --oversubscribe; by hand, pass it or widen the host file"
         yield Objection(
-            (TENSOR,), f"it needs {ranks} ranks, mpirun counts {here.mpi_slots} slots here", by_hand
+            (TENSOR,), f"it needs {ranks} ranks, mpirun counts {machine.mpi_slots} slots here", by_hand
         )
 
 
-def _root(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    if here.is_root and needs.serving is not None and needs.serving.gpus > 1:
+def _root(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    if machine.is_root and needs.serving is not None and needs.serving.gpus > 1:
         yield Objection(
             (TENSOR,), "mpirun refuses root without --allow-run-as-root", "pipeline serve passes it"
         )
@@ -297,8 +301,8 @@ HOST_CHECKS: Mapping[str, MachineCheck] = {
 }
 
 
-def _software(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    have, wanted = here.software, needs.serving
+def _software(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    have, wanted = machine.software, needs.serving
     if have is None or wanted is None:
         return
     inside = _inside(needs, wanted)
@@ -325,16 +329,16 @@ def _software(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
         )
 
 
-def _container(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    have, wanted = here.software, needs.serving
+def _container(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    have, wanted = machine.software, needs.serving
     release = release_of(wanted.image) if wanted is not None else None
     if wanted is not None and release and have is not None and have.container and have.container != release:
         text = f"it is container {have.container}; it was made for {release}"
         yield Objection((VERSION,), text, _inside(needs, wanted))
 
 
-def _modules(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    missing = here.software.missing if here.software is not None else ()
+def _modules(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    missing = machine.software.missing if machine.software is not None else ()
     if missing and needs.serving is not None:
         yield Objection(
             (KIND,),
@@ -343,18 +347,18 @@ def _modules(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
         )
 
 
-def _programs(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    there = here.software.programs if here.software is not None else None
-    if there is None or needs.serving is None:
+def _programs(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    programs = machine.software.programs if machine.software is not None else None
+    if programs is None or needs.serving is None:
         return
     for program in needs.serving.programs:
-        if program not in there:
+        if program not in programs:
             yield Objection((KIND,), f"there is no {program}", "serve inside the container that has it")
 
 
-def _docker(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
-    wanted, docker = needs.serving, here.docker
-    have = here.software.tensorrt_llm if here.software is not None else None
+def _docker(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Objection]:
+    wanted, docker = needs.serving, machine.docker
+    have = machine.software.tensorrt_llm if machine.software is not None else None
     installed = wanted is not None and have == wanted.version and needs.where == "anywhere"
     if docker is None or wanted is None or installed or needs.where == "local":
         return
@@ -382,9 +386,9 @@ def release_of(image: str) -> str | None:
 
 def _same_release(have: str, needed: str) -> bool:
     """Engines are tied to major, minor and patch; where one side says less, that much is compared."""
-    ours, theirs = version_numbers(have)[:3], version_numbers(needed)[:3]
-    length = min(len(ours), len(theirs))
-    return ours[:length] == theirs[:length]
+    installed, required = version_numbers(have)[:3], version_numbers(needed)[:3]
+    length = min(len(installed), len(required))
+    return installed[:length] == required[:length]
 
 
 SOFTWARE_CHECKS: Mapping[str, MachineCheck] = {

@@ -85,8 +85,8 @@ def needs_of(context: Context) -> MachineNeeds:
     return MachineNeeds(
         name=context.recipe.name,
         kind=context.kind,
-        build=shlex.join(("pipeline", "build", *context.recipe.build_words)),
-        serve=shlex.join(("pipeline", "serve", *context.recipe.words)),
+        build=shlex.join(("pipeline", "build", *context.recipe.build_argv)),
+        serve=shlex.join(("pipeline", "serve", *context.recipe.argv)),
         values={key: values[key] for key in _KEYS},
         serving=_serving(context, rank),
         spawns=context.kind == "tensorrt" and context.draft is not None,

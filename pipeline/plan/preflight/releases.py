@@ -160,10 +160,10 @@ def _build_flags(context: Context) -> Iterator[Objection]:
 
 def _faults_of_value(version: str, name: str, entry: str) -> Iterator[str]:
     """Faults that trtllm-build, or the engine that it would make, finds in the value of a flag."""
-    words = trtllm_build.argv_of(entry)
-    faults = trtllm_build.check(version, words)
-    yield from (fault.removeprefix(f"{' '.join(words)}: ") for fault in faults)
-    if not faults and trtllm_build.flags(version)[name].kind == "integer" and int(words[1]) < 1:
+    argv = trtllm_build.argv_of(entry)
+    faults = trtllm_build.check(version, argv)
+    yield from (fault.removeprefix(f"{' '.join(argv)}: ") for fault in faults)
+    if not faults and trtllm_build.flags(version)[name].kind == "integer" and int(argv[1]) < 1:
         yield "must be at least 1"
 
 
@@ -220,14 +220,14 @@ def _features(context: Context) -> Iterator[Objection]:
             continue
         runtime = context.recipe.runtime
         assert isinstance(runtime, PyTorchRuntime), "the rules are about the PyTorch backend"
-        given = [
+        arguments = [
             f"{section}.{name}"
             for section, values in runtime.llm_args.items()
             if isinstance(values, Mapping)
             for name in values
         ]
         for feature, key in _used(context).items():
-            if (issue := feature_issue(architecture, feature, version, context.gpu, given)) is not None:
+            if (issue := feature_issue(architecture, feature, version, context.gpu, arguments)) is not None:
                 yield _objection((key, VERSION, GPU), issue)
 
 
@@ -255,7 +255,7 @@ def _used(context: Context) -> dict[str, str]:
     recipe, arguments = context.recipe, context.arguments
     runtime = recipe.runtime
     assert isinstance(runtime, PyTorchRuntime), "the rules are about the PyTorch backend"
-    given = runtime.llm_args
+    llm_args = runtime.llm_args
     proposing = (
         "draft" if recipe.draft is not None else "runtime.speculation" if runtime.speculation else LLM_ARGS
     )
@@ -264,7 +264,7 @@ def _used(context: Context) -> dict[str, str]:
     features = {
         "overlap": ("runtime.overlap_scheduler", arguments.get("disable_overlap_scheduler") is False),
         "attention_dp": ("runtime.attention_dp", runtime.attention_dp),
-        "disaggregation": (LLM_ARGS, given.get("cache_transceiver_config")),
+        "disaggregation": (LLM_ARGS, llm_args.get("cache_transceiver_config")),
         "chunked_prefill": ("scheduler.chunked_context", recipe.scheduler.chunked_context),
         "mtp": (proposing, decoding == "MTP"),
         "eagle3": (proposing, decoding in ("Eagle", "Eagle3")),
@@ -272,7 +272,7 @@ def _used(context: Context) -> dict[str, str]:
         "guided_decoding": ("guided_decoding", recipe.guided_decoding),
         "lora": (
             ADAPTERS if recipe.adapters else LLM_ARGS,
-            recipe.adapters or given.get("enable_lora") or given.get("lora_config"),
+            recipe.adapters or llm_args.get("enable_lora") or llm_args.get("lora_config"),
         ),
         "expert_parallel": ("runtime.expert_parallel", (runtime.expert_parallel or 1) > 1),
         "pipeline_parallel": ("runtime.pipeline_parallel", runtime.pipeline_parallel > 1),

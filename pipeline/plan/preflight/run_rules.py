@@ -83,8 +83,8 @@ class Finding:
         return "allowed" if self.allowed else self.severity
 
     def __str__(self) -> str:
-        given = "" if self.value is None or isinstance(self.value, dict) else f" = {self.value}"
-        text = f"{self.keys[0]}{given}: {self.problem}"
+        value = "" if self.value is None or isinstance(self.value, dict) else f" = {self.value}"
+        text = f"{self.keys[0]}{value}: {self.problem}"
         return f"{text} ({self.fix})" if self.fix else text
 
 
@@ -116,31 +116,31 @@ def check_allowed(names: Iterable[str]) -> frozenset[str]:
     return wanted
 
 
-def allow(found: Sequence[Finding], allowed: frozenset[str]) -> tuple[Finding, ...]:
+def allow(findings: Sequence[Finding], allowed: frozenset[str]) -> tuple[Finding, ...]:
     """Mark the errors among findings that a user lets pass; rules that may never be allowed are not marked."""
     return tuple(
         replace(finding, allowed=True)
         if finding.severity == "error" and finding.rule in allowed & ALLOWABLE
         else finding
-        for finding in found
+        for finding in findings
     )
 
 
-def manifest_findings(found: Sequence[Finding]) -> dict[str, Json]:
+def manifest_findings(findings: Sequence[Finding]) -> dict[str, Json]:
     """Records of warnings and allowed errors for the manifest of an engine or a package; empty if there are none."""
     records: list[Json] = [
         {"rule": finding.rule, "severity": finding.severity, "allowed": finding.allowed, "text": str(finding)}
-        for finding in found
+        for finding in findings
         if finding.severity == "warning" or finding.allowed
     ]
     return {FINDINGS: records} if records else {}
 
 
-def finding_lines(found: Sequence[Finding]) -> list[str]:
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
     """Write a line for each warning, and each error that was allowed, with the id of its rule at the end."""
     return [
         f"{finding.mark}: {finding} [{finding.rule}]"
-        for finding in found
+        for finding in findings
         if finding.severity == "warning" or finding.allowed
     ]
 
@@ -164,11 +164,11 @@ def findings(
         emitted: The runtime's settings; None leaves their rules out.
     """
     context = make_context(recipe, offline_facts(recipe) if models is None else models, machine, emitted)
-    found = [
+    unsorted = [
         *_of_recipe(context),
         *(_of_machine(needs_of(context), machine) if machine is not None else ()),
     ]
-    return _sorted(_without_echoes(found))
+    return _sorted(_without_echoes(unsorted))
 
 
 def machine_findings(needs: MachineNeeds, machine: MachineFacts) -> tuple[Finding, ...]:
@@ -176,26 +176,26 @@ def machine_findings(needs: MachineNeeds, machine: MachineFacts) -> tuple[Findin
     return _sorted(_of_machine(needs, machine))
 
 
-def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def refuse(recipe: Recipe, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Raise if a finding (after `allow`) refuses the recipe; else return the findings.
 
     Raises:
         InvalidInput: With every error that is not allowed as a fault, at its line of the recipe.
     """
-    stopping = [finding for finding in found if finding.stops]
+    stopping = [finding for finding in findings if finding.stops]
     if stopping:
         problems = [Problem(finding.keys, finding.problem, finding.fix, finding.rule) for finding in stopping]
         file = recipe.provenance.file
         raise InvalidInput(shown(file) if file else f"recipe {recipe.name}", located(recipe, problems))
-    return found
+    return findings
 
 
 def _of_recipe(context: Context) -> list[Finding]:
     """Findings of a recipe. A model whose class nothing here can run is refused for that alone, whatever its sizes."""
-    found = list(_checked(context))
-    classes = [finding for finding in found if finding.rule in _CLASS]
+    recipe_findings = list(_checked(context))
+    classes = [finding for finding in recipe_findings if finding.rule in _CLASS]
     if not classes:
-        return found
+        return recipe_findings
     judged = _checked(context.without_sizes({finding.keys[0] for finding in classes}))
     return [*classes, *(finding for finding in judged if finding.rule not in _CLASS)]
 
@@ -229,22 +229,22 @@ def _finding(checked: Rule, kind: str, objection: Objection, value: object) -> F
     )
 
 
-def _without_echoes(found: list[Finding]) -> list[Finding]:
+def _without_echoes(findings: list[Finding]) -> list[Finding]:
     """Drop refusals by the runtime that an error of another rule explains, if that error can never be allowed."""
     stopping = [
         finding
-        for finding in found
+        for finding in findings
         if finding.severity == "error" and finding.rule != _ECHO and rule(finding.rule).never_allowed
     ]
     explained = {key for finding in stopping for key in finding.keys}
     problems = {finding.problem for finding in stopping}
     return [
         finding
-        for finding in found
+        for finding in findings
         if finding.rule != _ECHO
         or not (finding.problem in problems or explained & {*finding.keys, "runtime.kind"})
     ]
 
 
-def _sorted(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(found, key=lambda finding: _ORDER[finding.severity]))
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: _ORDER[finding.severity]))

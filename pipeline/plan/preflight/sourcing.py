@@ -101,10 +101,13 @@ def _answers(context: Context, wanted: tuple[int, ...]) -> Iterator[tuple[str, s
     """Models and adapters of the hub: key of the source, repository, and what the hub answers for it."""
     statuses = context.machine.hub if context.machine is not None else {}
     keys = {model.role: model.source_key for model in context.models}
-    for role, asked in context.recipe.sources.items():
+    for role, checkpoint in context.recipe.sources.items():
         key = keys.get(role, f"adapters.{role.partition('.')[2]}.source")
-        if isinstance(asked.source, HubSource) and (status := statuses.get(asked.source.repo)) in wanted:
-            yield key, asked.source.repo, status
+        if (
+            isinstance(checkpoint.source, HubSource)
+            and (status := statuses.get(checkpoint.source.repo)) in wanted
+        ):
+            yield key, checkpoint.source.repo, status
 
 
 CHECKS: Mapping[str, Check] = {

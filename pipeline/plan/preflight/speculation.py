@@ -176,14 +176,14 @@ def _both(context: Context) -> tuple[tuple[str, str], TokenizerFacts, TokenizerF
 def _special_tokens(context: Context) -> Iterator[Objection]:
     if (both := _both(context)) is None:
         return
-    keys, ours, theirs = both
-    common = sorted(ours.special.keys() & theirs.special.keys())
-    other = [token for token in common if ours.special[token] != theirs.special[token]]
+    keys, target, draft = both
+    common = sorted(target.special.keys() & draft.special.keys())
+    other = [token for token in common if target.special[token] != draft.special[token]]
     if other:
         token, more = other[0], f", and {len(other) - 1} more" if len(other) > 1 else ""
         yield Objection(
             keys,
-            f"gives {token} the id {ours.special[token]}, the target {theirs.special[token]}{more}",
+            f"gives {token} the id {target.special[token]}, the target {draft.special[token]}{more}",
             _SAME,
         )
 
@@ -191,18 +191,18 @@ def _special_tokens(context: Context) -> Iterator[Objection]:
 def _token_ids(context: Context) -> Iterator[Objection]:
     if (both := _both(context)) is None:
         return
-    keys, ours, theirs = both
-    if ours.ids is None or theirs.ids is None:
+    keys, target, draft = both
+    if target.ids is None or draft.ids is None:
         return
     texts = [
         text
-        for text, own, other in zip(tokenizer_corpus(), ours.ids, theirs.ids, strict=True)
+        for text, own, other in zip(tokenizer_corpus(), target.ids, draft.ids, strict=True)
         if own != other
     ]
     if texts:
         yield Objection(
             keys,
-            f"gives other ids than the target to {len(texts)} of {len(ours.ids)} texts, such as {texts[0]!r}",
+            f"gives other ids than the target to {len(texts)} of {len(target.ids)} texts, such as {texts[0]!r}",
             _SAME,
         )
 
@@ -210,15 +210,17 @@ def _token_ids(context: Context) -> Iterator[Objection]:
 def _tokenizer_files(context: Context) -> Iterator[Objection]:
     if (both := _both(context)) is None:
         return
-    keys, ours, theirs = both
+    keys, target, draft = both
     names = sorted(
         name
-        for name in ours.files.keys() | theirs.files.keys()
-        if ours.files.get(name) != theirs.files.get(name)
+        for name in target.files.keys() | draft.files.keys()
+        if target.files.get(name) != draft.files.get(name)
     )
     if names:
         ids = (
-            "; the ids of the corpus are the same" if ours.ids is not None and ours.ids == theirs.ids else ""
+            "; the ids of the corpus are the same"
+            if target.ids is not None and target.ids == draft.ids
+            else ""
         )
         yield Objection(keys, f"has another {', '.join(names)} than the target{ids}")
 

@@ -56,14 +56,14 @@ def padded_features(sizes: ModelSizes, tensor: int, multiple: int) -> dict[str, 
     {'inner size': (29568, 29696)}
     """
     copied = tensor * -(-sizes.kv_heads // tensor)  # key and value heads, as ranks hold them
-    found = {
+    features = {
         "hidden size": sizes.hidden,
         "outputs of q_proj": sizes.heads * sizes.head_dim,
         "outputs of q_proj, k_proj and v_proj": (sizes.heads + 2 * copied) * sizes.head_dim,
         "inner size": sizes.intermediate,
     }
     whole = multiple * tensor
-    return {name: (size, -(-size // whole) * whole) for name, size in found.items() if size % whole}
+    return {name: (size, -(-size // whole) * whole) for name, size in features.items() if size % whole}
 
 
 def experts_split(sizes: ModelSizes, expert: int) -> bool:

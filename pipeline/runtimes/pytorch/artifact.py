@@ -71,7 +71,9 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
         arguments["batch_wait_timeout_ms"] = recipe.scheduler.max_queue_delay_us / 1000
         if not llm_args.has_argument(runtime.version, "batch_wait_timeout_ms"):
             having = [
-                one for one in llm_args.versions() if llm_args.has_argument(one, "batch_wait_timeout_ms")
+                release
+                for release in llm_args.versions()
+                if llm_args.has_argument(release, "batch_wait_timeout_ms")
             ]
             raise UserError(
                 f"recipe {recipe.name}: scheduler.max_queue_delay_us = {recipe.scheduler.max_queue_delay_us}: "
@@ -98,9 +100,9 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
     return arguments
 
 
-def _merge(given: Mapping[str, Any], into: dict[str, Any], prefix: str) -> Iterator[Fault]:
+def _merge(arguments: Mapping[str, Any], into: dict[str, Any], prefix: str) -> Iterator[Fault]:
     """Add `runtime.llm_args` to the arguments that the recipe makes; yield what it may not have."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         path, made = prefix + name, into.get(name)
         if (reason := llm_args.decided().get(path)) is not None:
             yield Fault(f"may not be given: {reason}", key=path, value=value, fix="remove it")
@@ -166,7 +168,7 @@ def _kv_cache(recipe: Recipe) -> dict[str, Any]:
         "dtype": recipe.quantization.kv_cache,
     }
     if recipe.kv_cache.host_memory_gib:
-        # Each rank takes as much as it is told.
+        # Each rank takes as much as its setting says.
         ranks = parallelism(recipe, TARGET).world
         config["host_cache_size"] = round(recipe.kv_cache.host_memory_gib * _GIB / ranks)
     return config
@@ -324,16 +326,16 @@ def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> tuple[str, str |
     _require_details(checkpoint)
     if form == "auto":
         return "mixed", None
-    found, asked = CheckpointQuantization.read(checkpoint), Format(form)
-    if found.format is not asked:
-        raise StageError(f"{checkpoint} is {found.format}, not {asked}")
-    scaled = found.kv_cache == "FP8"
+    stored, expected = CheckpointQuantization.read(checkpoint), Format(form)
+    if stored.format is not expected:
+        raise StageError(f"{checkpoint} is {stored.format}, not {expected}")
+    scaled = stored.kv_cache == "FP8"
     if scaled != (kv_cache == "fp8"):
         raise StageError(
-            f"{checkpoint}: its KV cache is {found.kv_cache or 'not quantized'}, "
+            f"{checkpoint}: its KV cache is {stored.kv_cache or 'not quantized'}, "
             f"but quantization.kv_cache is {kv_cache}"
         )
-    return str(found.format), found.kv_cache
+    return str(stored.format), stored.kv_cache
 
 
 def _as_published(checkpoint: Path) -> tuple[str, str | None]:

@@ -58,8 +58,10 @@ class UpstreamComparison:
 def configurations() -> tuple[UpstreamConfiguration, ...]:
     """List upstream's configurations that are known."""
     return tuple(
-        UpstreamConfiguration(one["name"], one["file"], tuple(one["models"]), one["gpus"], one["arguments"])
-        for one in _data()["configurations"]
+        UpstreamConfiguration(
+            entry["name"], entry["file"], tuple(entry["models"]), entry["gpus"], entry["arguments"]
+        )
+        for entry in _data()["configurations"]
     )
 
 
@@ -77,38 +79,38 @@ def compare_with_upstream(recipe: Recipe) -> UpstreamComparison:
     if "without" in entry:
         return UpstreamComparison(None, without=entry["without"])
     follows = _followed(recipe, entry.get("follows"))
-    here, theirs = _written_out(llm_arguments(recipe)), _written_out(follows.arguments)
+    own, upstream = _written_out(llm_arguments(recipe)), _written_out(follows.arguments)
     explained = entry.get("why", {})
     packed = _written_out(llm_arguments(load_recipe(packaged()[recipe.name]))) if explained else {}
     same, differences = [], []
-    for key in dict.fromkeys([*theirs, *here]):
-        ours, upstream = here.get(key), theirs.get(key)
-        if ours == upstream:
+    for key in dict.fromkeys([*upstream, *own]):
+        own_value, upstream_value = own.get(key), upstream.get(key)
+        if own_value == upstream_value:
             same.append(key)
             continue
-        why = explained.get(key, "") if packed.get(key) == ours else ""
-        differences.append(UpstreamDifference(key, upstream, ours, why or _always(key, ours)))
+        why = explained.get(key, "") if packed.get(key) == own_value else ""
+        differences.append(UpstreamDifference(key, upstream_value, own_value, why or _always(key, own_value)))
     return UpstreamComparison(follows, tuple(same), tuple(differences))
 
 
 def _followed(recipe: Recipe, name: str | None) -> UpstreamConfiguration:
     source = recipe.model.source
     repo = source.repo if isinstance(source, HubSource) else ""
-    for one in configurations():
-        if one.name == name or (name is None and repo in one.models):
-            return one
-    known = sorted({model for one in configurations() for model in one.models})
+    for configuration in configurations():
+        if configuration.name == name or (name is None and repo in configuration.models):
+            return configuration
+    known = sorted({model for configuration in configurations() for model in configuration.models})
     raise UserError(
         f"recipe {recipe.name}: model.source = {source}: upstream's configurations that are known are for "
         f"{', '.join(known)}"
     )
 
 
-def _always(key: str, here: str | None) -> str:
+def _always(key: str, own: str | None) -> str:
     """A reason that holds for every recipe."""
-    for one in _data()["always"]:
-        if one["key"] == key and ("here" not in one or json_text(one["here"]) == here):
-            return str(one["why"])
+    for entry in _data()["always"]:
+        if entry["key"] == key and ("here" not in entry or json_text(entry["here"]) == own):
+            return str(entry["why"])
     return ""
 
 

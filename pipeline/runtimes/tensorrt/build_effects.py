@@ -28,12 +28,12 @@ class FlagChange:
     """A value of the command that the builder replaces by another."""
 
     flag: str
-    asked: Any  # as config.json would have it
+    requested: Any  # as config.json would have it
     built: Any
     reason: str  # what the builder says about it
 
     def __str__(self) -> str:
-        return f"{self.flag}: asked for {self.asked!r}, built with {self.built!r} ({self.reason})"
+        return f"{self.flag}: asked for {self.requested!r}, built with {self.built!r} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +89,20 @@ def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int)
         UserError: The version is not known.
     """
     known, values = flags(version), parse(version, argv)
-    asked = {name: config_value(known[name], value) for name, value in values.items()}
-    build = _BuilderRun(model, sm, dict(asked), keeps_gemm=values["gemm_plugin"] == "disable")
+    requested = {name: config_value(known[name], value) for name, value in values.items()}
+    build = _BuilderRun(model, sm, dict(requested), keeps_gemm=values["gemm_plugin"] == "disable")
     refusal = None
     try:
         build.run()
     except _BuilderRefusal as refused:
         refusal = str(refused)
-    changes = _changes({name: asked[name] for name in named_flags(version, argv)}, build)
+    changes = _changes({name: requested[name] for name in named_flags(version, argv)}, build)
     return BuildEffects(build.values, tuple(build.messages), changes, refusal)
 
 
-def _changes(asked: Mapping[str, Any], build: _BuilderRun) -> tuple[FlagChange, ...]:
+def _changes(requested: Mapping[str, Any], build: _BuilderRun) -> tuple[FlagChange, ...]:
     """Longer sequences of an engine that verifies drafts are no change: the flag means that."""
-    meant = {**asked}
+    meant = {**requested}
     if "max_seq_len" in meant:
         meant["max_seq_len"] += build.grown
     reasons = {flag: message.text for message in build.messages for flag in message.changes}
@@ -114,7 +114,7 @@ def _changes(asked: Mapping[str, Any], build: _BuilderRun) -> tuple[FlagChange, 
 
 
 def parse_message(line: str) -> BuilderMessage | None:
-    """Recognize a line of the log (without time and severity) as a known message; None if it is none of them."""
+    """Recognize a line of the log (without time and severity) as a known message; None if it is unknown."""
     for pattern, message in _patterns():
         if pattern.fullmatch(line.strip()):
             return BuilderMessage(message["id"], line.strip(), tuple(message.get("changes", ())))

@@ -127,12 +127,12 @@ def build_job(inputs: EngineBuildRequest) -> BuildJob:
     if absent:
         raise StageError(f"{inputs.ranks}: the checkpoint lacks {', '.join(absent)}")
     config = json.loads((inputs.ranks / "config.json").read_text(encoding="utf-8"))
-    found = checkpoint_formats(config) if formats(recipe, inputs.role).weights in _LEFT_OPEN else None
+    stored = checkpoint_formats(config) if formats(recipe, inputs.role).weights in _LEFT_OPEN else None
     gpus, memory = offered(inputs.executor, ranks, int(device.memory_gib * 2**30))
     name = f"{recipe.name}-{inputs.role}"
     return BuildJob(
         name=name,
-        flags=trtllm_build_flags(recipe, inputs.role, found),
+        flags=trtllm_build_flags(recipe, inputs.role, stored),
         checkpoint=inputs.ranks,
         output=inputs.into / ENGINE,
         timing_cache=timing_cache_file(inputs.caches, runtime.version, runtime.gpu),
@@ -167,16 +167,16 @@ def _expect(inputs: EngineBuildRequest, job: BuildJob) -> BuildEffects:
 
 def _checkpoint_faults(inputs: EngineBuildRequest, config: Mapping[str, Mapping[str, Json]]) -> list[str]:
     """Differences between checkpoint and recipe."""
-    sizes, found = parallelism(inputs.recipe, inputs.role), formats(inputs.recipe, inputs.role)
+    sizes, expected = parallelism(inputs.recipe, inputs.role), formats(inputs.recipe, inputs.role)
     mapping, quantization = config["mapping"], config.get("quantization") or {}
     pairs = {
         "mapping.tp_size": (mapping.get("tp_size"), sizes.tensor),
         "mapping.pp_size": (mapping.get("pp_size", 1), sizes.pipeline),
         "mapping.moe_ep_size": (mapping.get("moe_ep_size", 1), sizes.expert),
-        "quantization.quant_algo": (quantization.get("quant_algo"), found.algorithm),
-        "quantization.kv_cache_quant_algo": (quantization.get("kv_cache_quant_algo"), found.kv_algorithm),
+        "quantization.quant_algo": (quantization.get("quant_algo"), expected.algorithm),
+        "quantization.kv_cache_quant_algo": (quantization.get("kv_cache_quant_algo"), expected.kv_algorithm),
     }
-    if found.weights in _LEFT_OPEN:
+    if expected.weights in _LEFT_OPEN:
         del pairs["quantization.quant_algo"], pairs["quantization.kv_cache_quant_algo"]
     return [
         f"the checkpoint's {key} is {got!r}, by the recipe {want!r}"
@@ -206,8 +206,8 @@ def offered(choice: ExecutorChoice, ranks: int, gpu_bytes: int) -> tuple[int, in
     """
     if choice.name in ("print", "adopt"):
         return ranks, ranks * gpu_bytes
-    seen = visible(read_gpus()[0], choice.devices, os.environ)
-    return len(seen) or ranks, read_memory().available_bytes
+    gpus = visible(read_gpus()[0], choice.devices, os.environ)
+    return len(gpus) or ranks, read_memory().available_bytes
 
 
 _KEPT = (  # of the checkpoint's config.json; logits_dtype has a flag
@@ -305,19 +305,19 @@ def _changed_values(
     expected: BuildEffects,
     warnings: Sequence[str],
 ) -> Iterator[str]:
-    told = [message for line in warnings if (message := parse_message(line)) is not None]
-    reasons = {flag: message.text for message in told for flag in message.changes}
+    messages = [message for line in warnings if (message := parse_message(line)) is not None]
+    reasons = {flag: message.text for message in messages for flag in message.changes}
     dtype = config["pretrained_config"].get("dtype")
     known = flags(version)
     for name in sorted(named_flags(version, argv)):
         flag, wanted = known[name], expected.values[name]
         if flag.config is None:
             continue
-        found = _at(config, flag.in_config)
-        if alike(found, wanted, dtype):
+        built = _at(config, flag.in_config)
+        if alike(built, wanted, dtype):
             continue
         reason = f" (the builder says: {reasons[name]})" if name in reasons else ""
-        yield f"config.json: {flag.config} is {found!r}, asked for {wanted!r}{reason}"
+        yield f"config.json: {flag.config} is {built!r}, asked for {wanted!r}{reason}"
 
 
 def _changed_model(config: Mapping[str, Any], source: Mapping[str, Any]) -> Iterator[str]:
@@ -328,21 +328,21 @@ def _changed_model(config: Mapping[str, Any], source: Mapping[str, Any]) -> Iter
         if by_layer and section == "quantization" and name not in mixed["keys"]:
             continue
         keys = tuple(key.split("."))
-        wanted, found = _at(source, keys), _at(config["pretrained_config"], keys)
-        if wanted not in (None, _UNSET) and found != wanted:
-            yield f"config.json: pretrained_config.{key} is {found!r}, the checkpoint has {wanted!r}"
+        wanted, built = _at(source, keys), _at(config["pretrained_config"], keys)
+        if wanted not in (None, _UNSET) and built != wanted:
+            yield f"config.json: pretrained_config.{key} is {built!r}, the checkpoint has {wanted!r}"
 
 
 def _told_changes(
     version: str, argv: Sequence[str], expected: BuildEffects, warnings: Sequence[str]
 ) -> Iterator[str]:
     """Warnings of changes that the contract does not expect of this command."""
-    foreseen, asked = {message.id for message in expected.messages}, named_flags(version, argv)
+    foreseen, named = {message.id for message in expected.messages}, named_flags(version, argv)
     for line in warnings:
         message = parse_message(line)
         if message is None or message.id in foreseen:
             continue
-        for flag in sorted(asked.intersection(message.changes)):
+        for flag in sorted(named.intersection(message.changes)):
             yield f"{flag} was changed: the builder says: {message.text}"
 
 

@@ -87,14 +87,14 @@ def checkpoint_formats(config: Mapping[str, Any]) -> Formats:
         ) from None
 
 
-def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) -> tuple[str, ...]:
+def trtllm_build_flags(recipe: Recipe, role: str, stored: Formats | None = None) -> tuple[str, ...]:
     """Return all flags of trtllm-build for one engine but those with paths, in a fixed order.
 
     Those of `runtime.build_flags` are among them and win.
 
     Args:
         role: `target` or `draft`.
-        found: Formats of the checkpoint once it is there; until then the recipe's are taken.
+        stored: Formats of the checkpoint once it is there; until then the recipe's are taken.
 
     Raises:
         UserError: The version or the GPU is not known.
@@ -102,12 +102,12 @@ def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) 
     """
     runtime = runtime_settings(recipe)
     require_runtime(runtime.version, "tensorrt")
-    stored = found or formats(recipe, role)
+    known = stored or formats(recipe, role)
     limits, sm = engine_limits(recipe, role), gpu(runtime.gpu).sm
-    derived = {name: str(value) for name, value in _values(recipe, stored, limits, sm)}
+    derived = {name: str(value) for name, value in _values(recipe, known, limits, sm)}
     own = runtime.build_flags if role == "target" else ()
-    if found is not None or stored.weights != "auto":
-        _refuse_changes(recipe, role, derived, own, stored, sm)
+    if stored is not None or known.weights != "auto":
+        _refuse_changes(recipe, role, derived, own, known, sm)
     return _argv(derived, own)
 
 
@@ -120,7 +120,9 @@ def _argv(derived: Mapping[str, str], own: Sequence[str]) -> tuple[str, ...]:
     return tuple(argument for arguments in by_flag.values() for argument in arguments)
 
 
-def _values(recipe: Recipe, found: Formats, limits: EngineLimits, sm: int) -> Iterator[tuple[str, str | int]]:
+def _values(
+    recipe: Recipe, stored: Formats, limits: EngineLimits, sm: int
+) -> Iterator[tuple[str, str | int]]:
     yield "max_batch_size", limits.max_batch_size
     yield "max_input_len", limits.max_input_len
     yield "max_seq_len", limits.max_seq_len
@@ -134,12 +136,12 @@ def _values(recipe: Recipe, found: Formats, limits: EngineLimits, sm: int) -> It
     yield "remove_input_padding", "enable"
     yield "context_fmha", "enable"
     yield "use_paged_context_fmha", _toggle(limits.paged_context_fmha)
-    yield "use_fp8_context_fmha", _toggle(_computes_in_fp8(found, sm))
+    yield "use_fp8_context_fmha", _toggle(_computes_in_fp8(stored, sm))
     yield "paged_state", "disable"  # of recurrent models; the builder would turn it off with a warning
     for entry in data()["recommended"]:
         by_format = entry.get("by_format", {})
-        if found.weights in by_format:
-            yield entry["flag"], by_format[found.weights]
+        if stored.weights in by_format:
+            yield entry["flag"], by_format[stored.weights]
     # Kernels that depend on the load make a draft's and its target's greedy tokens part more often.
     yield "multiple_profiles", _toggle(recipe.draft is None)
     yield "logits_dtype", "float32"
@@ -150,15 +152,15 @@ def _values(recipe: Recipe, found: Formats, limits: EngineLimits, sm: int) -> It
         yield "gather_context_logits", ""
 
 
-def _computes_in_fp8(found: Formats, sm: int) -> bool:
+def _computes_in_fp8(stored: Formats, sm: int) -> bool:
     """Whether attention over prompts is in FP8: with an FP8 KV cache, where the weights' format goes with it."""
     facts = data()["fp8_context"]
-    able: bool = found.algorithm in facts["algorithms"] and sm >= facts["oldest_sm"]
-    return able and found.kv_cache == "fp8"
+    able: bool = stored.algorithm in facts["algorithms"] and sm >= facts["oldest_sm"]
+    return able and stored.kv_cache == "fp8"
 
 
 def _refuse_changes(
-    recipe: Recipe, role: str, derived: Mapping[str, str], own: Sequence[str], found: Formats, sm: int
+    recipe: Recipe, role: str, derived: Mapping[str, str], own: Sequence[str], stored: Formats, sm: int
 ) -> None:
     """Raise InvalidInput if the builder would refuse or change something.
 
@@ -168,15 +170,15 @@ def _refuse_changes(
     runtime, sizes, known = runtime_settings(recipe), parallelism(recipe, role), offline_sizes(recipe)
     model = CheckpointConfig(
         architecture=known[role].architecture if role in known else None,
-        quant_algo=found.algorithm,
-        kv_cache_quant_algo=found.kv_algorithm,
+        quant_algo=stored.algorithm,
+        kv_cache_quant_algo=stored.kv_algorithm,
         tensor_parallel=sizes.tensor,
     )
 
     def objections(entries: Sequence[str]) -> dict[str, str]:
         return _objections(effects(runtime.version, _argv(derived, entries), model, sm))
 
-    where = f"with quantization.kv_cache {found.kv_cache} on {runtime.gpu}"
+    where = f"with quantization.kv_cache {stored.kv_cache} on {runtime.gpu}"
     faults, left = list[Fault](), list(own)
     while reasons := objections(left):
         blamed = [entry for entry in left if reasons != objections([e for e in left if e != entry])]
@@ -184,7 +186,7 @@ def _refuse_changes(
             key = "quantization.format" if role == "target" else "draft.quantization"
             fix = "choose other formats, another GPU, or do without what needs the flag"
             faults += [
-                Fault(f"{where}, {text}", key=key, value=found.weights, fix=fix) for text in reasons.values()
+                Fault(f"{where}, {text}", key=key, value=stored.weights, fix=fix) for text in reasons.values()
             ]
             break
         entry = next((entry for entry in blamed if _name(entry) in reasons), blamed[0])
@@ -268,8 +270,8 @@ def _longest_prompt(recipe: Recipe, drafted: int) -> int:
 
 def _step_tokens(recipe: Recipe, drafted: int) -> int:
     """`max_num_tokens`: a whole number of blocks wherever that fits between what is needed and what is kept."""
-    least, given = least_step_tokens(recipe, drafted), recipe.limits.max_batch_tokens
-    wanted = max(least, given if given is not None else _STEP_TOKENS)
+    least, limit = least_step_tokens(recipe, drafted), recipe.limits.max_batch_tokens
+    wanted = max(least, limit if limit is not None else _STEP_TOKENS)
     most = max(_most(recipe), TOKENS_PER_BLOCK)
     wanted = min(wanted, most)
     down = wanted - wanted % TOKENS_PER_BLOCK

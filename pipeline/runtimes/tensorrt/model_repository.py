@@ -287,8 +287,8 @@ def _check_parameters(version: str, configs: tuple[ModelConfig, ...]) -> None:
     faults: list[str] = []
     for config in configs:
         contract = TARGET_MODEL if config.backend == BACKEND else config.name
-        ours = () if config.backend == BACKEND else OURS
-        faults += check(version, contract, parameters_of(config), ours)
+        own_parameters = () if config.backend == BACKEND else OURS
+        faults += check(version, contract, parameters_of(config), own_parameters)
     if faults:
         raise StageError(
             f"TensorRT-LLM {version} would not load the models as they are meant: {'; '.join(faults)}"

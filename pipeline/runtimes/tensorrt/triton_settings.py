@@ -229,7 +229,7 @@ def _memory(engine: EngineFolder) -> ModelMemory:
 
 
 def _host_memory(recipe: Recipe) -> int:
-    """Bytes a rank: the backend gives each rank what it is told."""
+    """Bytes per rank: the backend gives each rank the configured amount."""
     ranks = parallelism(recipe, "target").world
     ranks += parallelism(recipe, "draft").world if recipe.draft is not None else 0
     return int(recipe.kv_cache.host_memory_gib * 2**30 / ranks)

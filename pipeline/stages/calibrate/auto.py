@@ -76,7 +76,7 @@ def search(
         _amended(algorithms),
         all_experts(model),
     ):
-        _, found = mtq.auto_quantize(
+        _, search_state = mtq.auto_quantize(
             model,
             constraints={"effective_bits": _with_others(model, bits)},
             quantization_formats=configs,
@@ -93,7 +93,7 @@ def search(
     if getattr(model, "is_gradient_checkpointing", False):
         model.gradient_checkpointing_disable()
     model.eval()
-    result: Mapping[str, Any] = found
+    result: Mapping[str, Any] = search_state
     return result
 
 
@@ -173,13 +173,13 @@ def measure_sensitivity(
     """
     assert quantization.auto is not None, "the recipe's rules ask for it"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    found = search(model, quantization, _UNQUANTIZED_BITS, batches, kept, progress)
+    state = search(model, quantization, _UNQUANTIZED_BITS, batches, kept, progress)
     shutil.copyfile(kept, into / STATE)
     kept.unlink()
     block = quantization.awq_block_size
     names = {format_bits(form, block): form for form in ("none", *quantization.auto.formats)}
     groups: list[dict[str, Any]] = []
-    for stats in found["candidate_stats"].values():
+    for stats in state["candidate_stats"].values():
         if stats["module_names"][0].endswith(UNQUANTIZED):
             continue
         weights = round(stats["uncompressed_cost"])
@@ -210,7 +210,7 @@ def choose(
     assert quantization.auto is not None, "the recipe's rules ask for it"
     shutil.copyfile(state, work)
     try:
-        found = search(model, quantization, quantization.auto.effective_bits, batches, work, progress)
+        search_state = search(model, quantization, quantization.auto.effective_bits, batches, work, progress)
     finally:
         work.unlink(missing_ok=True)
     if quantization.kv_cache == "fp8":
@@ -224,7 +224,7 @@ def choose(
         bits += layer.weight.numel() * format_bits(form, quantization.awq_block_size)
     return {
         "effective_bits": round(bits / weights, 3),
-        "score": float(found["best"]["score"]),
+        "score": float(search_state["best"]["score"]),
         "formats": dict(sorted(counts.items())),
     }
 

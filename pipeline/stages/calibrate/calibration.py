@@ -116,10 +116,10 @@ def measure_sensitivity(
     work = _open(checkpoint_dir, dataset_dir, quantization, into, progress, device)
     work.import_libraries()
     with torch_threads_for(work.elements):
-        found = work.measure_sensitivity(work.load(), dataset_dir, kept)
+        sensitivity = work.measure_sensitivity(work.load(), dataset_dir, kept)
     return {
-        "formats": list(found["bits"]),
-        "groups": len(found["groups"]),
+        "formats": list(sensitivity["bits"]),
+        "groups": len(sensitivity["groups"]),
         "device": work.device,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -213,12 +213,12 @@ class _Calibration:
 
     @contextlib.contextmanager
     def _phase(self, doing: str) -> Iterator[None]:
-        """Work of libraries, as a task of its own: most of it takes long, and says nothing."""
+        """Show work of libraries as a task: most of it takes long, and reports no progress."""
         with self.progress.task(doing), quietly(doing, self.notes):
             yield
 
     def import_libraries(self) -> None:
-        """Torch, transformers and ModelOpt: half a minute on a slow disk. Raises UserError for other families."""
+        """Import ModelOpt, which takes up to half a minute. Raises UserError for families that it does not know."""
         from pipeline.stages.calibrate.model import check_family
 
         check_family(self._architecture)
@@ -226,7 +226,7 @@ class _Calibration:
             import modelopt.torch.export  # noqa: F401
 
     def load(self) -> Any:
-        """The model; known to ModelOpt, or refused in seconds."""
+        """Load the model, after a check in seconds that ModelOpt supports it."""
         from pipeline.stages.calibrate.model import check_known, load
 
         with self._phase("looking at the model"):
@@ -235,7 +235,7 @@ class _Calibration:
             return load(self._source, self._architecture, self.device)
 
     def _batches(self, model: Any, dataset_dir: Path) -> tuple[list[list[int]], list[Batch]]:
-        """The calibration samples, alone and in batches."""
+        """Read the calibration samples, alone and in batches."""
         from pipeline.stages.calibrate.measurement import check_packing, make_batches
 
         samples = read_samples(dataset_dir / "calibration.jsonl", self._architecture.vocab)
@@ -247,28 +247,30 @@ class _Calibration:
         return samples, make_batches(samples, at_once * longest)
 
     def measure_sensitivity(self, model: Any, dataset_dir: Path, kept: Path) -> dict[str, Any]:
-        """Costs of the candidates of `auto`, by group of layers."""
+        """Measure the costs of the candidates of `auto`, by group of layers."""
         from pipeline.stages.calibrate import auto
         from pipeline.stages.calibrate.unified import write_json
 
         _, batches = self._batches(model, dataset_dir)
         with self._phase("measuring sensitivity"):
-            found = auto.measure_sensitivity(
+            sensitivity = auto.measure_sensitivity(
                 model, self._quantization, batches, kept, self.into, self.progress
             )
-        write_json(self.into / auto.SENSITIVITY, found)
-        for form, bits in sorted(found["bits"].items(), key=lambda one: float(one[1])):
-            costs: dict[str, float] = {group["layers"][0]: group["scores"][form] for group in found["groups"]}
+        write_json(self.into / auto.SENSITIVITY, sensitivity)
+        for form, bits in sorted(sensitivity["bits"].items(), key=lambda item: float(item[1])):
+            costs: dict[str, float] = {
+                group["layers"][0]: group["scores"][form] for group in sensitivity["groups"]
+            }
             if form != "none":
                 most = max(costs, key=costs.__getitem__)
                 total = f"{sum(costs.values()):.2g} nats"
                 self.progress.say(
                     f"    {form}, {bits:.4g} bits a weight: {total} by the gradients, most in {most}"
                 )
-        return found
+        return sensitivity
 
     def measure(self, model: Any, dataset_dir: Path, sensitivity_dir: Path | None) -> dict[str, Json]:
-        """Scales, checked; and a sample answer."""
+        """Measure and check the scales, and generate a sample answer."""
         from pipeline.stages.calibrate import auto
         from pipeline.stages.calibrate.measurement import check_scales, measure
         from pipeline.stages.calibrate.model import generate_sample
@@ -311,7 +313,7 @@ class _Calibration:
         }
 
     def export(self, model: Any, sizes: Sequence[Parallelism]) -> dict[str, Json]:
-        """Both kinds of checkpoint, read again and judged."""
+        """Read both kinds of checkpoint again, and check them."""
         from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
         from pipeline.stages.calibrate import unified
 
@@ -329,7 +331,7 @@ class _Calibration:
         return exports
 
     def _export_whole(self, model: Any) -> Json:
-        """The Hugging Face checkpoint. It is the last thing that is done with the model."""
+        """Write the Hugging Face checkpoint; the model cannot be used afterwards."""
         from pipeline.stages.calibrate import unified
 
         directory, chosen = self.into / "hf", dict[str, Format]()

@@ -102,19 +102,19 @@ def cast(
 def _layer(source: CheckpointReader, layer: str) -> tuple[dict[str, Array], int, int]:
     """Tensors of a layer as NVFP4, [..., out, in / 2] and so on; how many blocks it has, and how many are not exact."""
     exponents = _exponents(source, layer)
-    scale = max(int(_exponents(source, one).max()) for one in _joined(layer)) - _MOST
+    scale = max(int(_exponents(source, joined).max()) for joined in _joined(layer)) - _MOST
     name = f"{layer}.weight_packed" if source.quantization.compressed else f"{layer}_blocks"
     codes = np.asarray(source.tensors[name]).reshape(*exponents.shape, _BLOCK_BYTES)
-    held = np.maximum(exponents - scale, _LEAST)
-    small, wrong = exponents - scale < held, 0
+    stored = np.maximum(exponents - scale, _LEAST)
+    small, wrong = exponents - scale < stored, 0
     if small.any():
-        values = unpack_e2m1(codes[small]) * np.ldexp(1.0, (exponents - scale - held)[small])[:, None]
+        values = unpack_e2m1(codes[small]) * np.ldexp(1.0, (exponents - scale - stored)[small])[:, None]
         nearest = np.abs(np.abs(values)[..., None] - E2M1[:8]).argmin(axis=-1)
         nearest = (nearest + np.where(np.signbit(values), 8, 0)).astype(np.uint8)
         wrong = int((E2M1[nearest] != values).any(axis=-1).sum())
         codes = codes.copy()
         codes[small] = nearest[:, 0::2] | (nearest[:, 1::2] << 4)
-    steps = np.repeat(np.ldexp(np.float32(1), held).astype(ml_dtypes.float8_e4m3fn), 2, axis=-1)
+    steps = np.repeat(np.ldexp(np.float32(1), stored).astype(ml_dtypes.float8_e4m3fn), 2, axis=-1)
     parts = {
         "weight": codes.reshape(*exponents.shape[:-1], -1),
         "weight_scale": steps,
@@ -124,7 +124,7 @@ def _layer(source: CheckpointReader, layer: str) -> tuple[dict[str, Array], int,
 
 
 def _named(layer: str, parts: Mapping[str, Array], *, stacked: bool) -> dict[str, Array]:
-    """Tensors by their names; those of all experts are stored turned round."""
+    """Tensors by their names; those of all experts are stored transposed."""
     if not stacked:
         return {f"{layer}.{part}": value for part, value in parts.items()}
     turned = {part: value.swapaxes(1, 2) if value.ndim == 3 else value for part, value in parts.items()}

@@ -135,8 +135,8 @@ def generate_sample(model: Any, dataset_dir: Path, tokenizer: Path) -> dict[str,
             top_k=None,
             pad_token_id=0,
         )[0, tokens.shape[1] :]
-    words: Any = Tokenizer.from_file(str(tokenizer))
-    text = words.decode(generated.tolist(), skip_special_tokens=True)
+    decoder: Any = Tokenizer.from_file(str(tokenizer))
+    text = decoder.decode(generated.tolist(), skip_special_tokens=True)
     return {"prompt": prompt["text"], "answer": text.strip(), "expected": prompt["expected"]}
 
 
@@ -183,8 +183,8 @@ def attend(
     if sample_lengths is None and softcap is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        given = {"scaling": scaling, "sliding_window": sliding_window, **others}
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+        options = {"scaling": scaling, "sliding_window": sliding_window, **others}
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, None
     limits: Any = {"scale": scaling, "window": sliding_window, "cap": softcap}
     if sample_lengths is None:

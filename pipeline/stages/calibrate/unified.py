@@ -77,17 +77,21 @@ def judge(
     """
     checkpoint = CheckpointReader(directory)
     checkpoint.check()
-    found = checkpoint.quantization
-    asked = (form, group_size, "FP8" if kv_cache == "fp8" else None)
-    stored = (found.format, found.group_size, found.kv_cache)
+    quantization = checkpoint.quantization
+    expected = (form, group_size, "FP8" if kv_cache == "fp8" else None)
+    stored = (quantization.format, quantization.group_size, quantization.kv_cache)
     if form is Format.AUTO:
-        wrong = [name for name, one in chosen.items() if found.format_of(name) is not one]
-        if wrong or found.kv_cache != asked[2]:
+        wrong = [
+            name
+            for name, chosen_format in chosen.items()
+            if quantization.format_of(name) is not chosen_format
+        ]
+        if wrong or quantization.kv_cache != expected[2]:
             raise StageError(
                 f"{directory} has other formats than were chosen: {', '.join(wrong) or 'KV cache'}"
             )
-    elif stored != asked:
-        raise StageError(f"{directory} is {found}, not {asked}")
+    elif stored != expected:
+        raise StageError(f"{directory} is {quantization}, not {expected}")
     missing = [name for name in ("tokenizer.json",) if not (directory / name).exists()]
     if missing:
         raise StageError(f"{directory} lacks {', '.join(missing)}")
@@ -221,8 +225,8 @@ def _sharing_an_input(layer: Any) -> Iterator[tuple[nn.Module, list[nn.Module]]]
 
 def _smoothing(module: Any) -> Tensor | None:
     """[in]: what multiplies the inputs of a linear layer; None if nothing does."""
-    found: Tensor | None = getattr(getattr(module, "input_quantizer", None), "_pre_quant_scale", None)
-    return found
+    scale: Tensor | None = getattr(getattr(module, "input_quantizer", None), "_pre_quant_scale", None)
+    return scale
 
 
 def _round(module: Any, dtype: torch.dtype) -> None:
@@ -233,7 +237,7 @@ def _round(module: Any, dtype: torch.dtype) -> None:
 
 
 def _into_norm(norm: Any, modules: list[nn.Module], dtype: torch.dtype) -> None:
-    """Multiply the smoothing into the norm, rounded; weights are divided by what became of it there."""
+    """Multiply the smoothing into the norm, and divide the weights by the factors after rounding."""
     smoothing = _smoothing(modules[0])
     assert smoothing is not None, "the caller looked"
     plus = 1 if "Gemma" in type(norm).__name__ else 0  # these multiply by 1 + weight

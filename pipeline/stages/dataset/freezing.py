@@ -224,7 +224,7 @@ def draw(
         same_file: `without` comes from the same rows, which are then not taken again.
     """
     without = list(without)
-    drawn, seen = SampleDraw(), {sample.tokens for sample in without}
+    drawn, known = SampleDraw(), {sample.tokens for sample in without}
     taken = {sample.row for sample in without} if same_file else set()
     with progress.task(f"{purpose} samples", total=count, unit="samples") as task:
         for row in order(len(rows), seed, purpose):
@@ -240,10 +240,10 @@ def draw(
             kept = tokens[:max_tokens]
             if len(kept) < SHORTEST:
                 drawn.passed_over[f"shorter than {SHORTEST} tokens"] += 1
-            elif kept in seen:
+            elif kept in known:
                 drawn.passed_over["the same as another sample"] += 1
             else:
-                seen.add(kept)
+                known.add(kept)
                 drawn.samples.append(Sample(row, kept, cut=len(tokens) > max_tokens))
                 task.advance()
     return drawn

@@ -42,13 +42,11 @@ def read_rows(path: Path, column: str | None, any_kind: bool = False) -> list[Da
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            found = _parse(line, column, any_kind)
-            if isinstance(found, Fault):
-                faults.append(
-                    Fault(found.problem, where=str(path), line=number, key=found.key, fix=found.fix)
-                )
+            row = _parse(line, column, any_kind)
+            if isinstance(row, Fault):
+                faults.append(Fault(row.problem, where=str(path), line=number, key=row.key, fix=row.fix))
             else:
-                rows.append(found)
+                rows.append(row)
             if len(faults) == _MOST_FAULTS:
                 faults.append(Fault("and possibly more: reading stopped here", where=str(path), line=number))
                 break

@@ -114,11 +114,11 @@ def _facts(metrics: EvaluationMetrics) -> dict[str, Json]:
 
 
 def _check_same_model(reference: CheckpointReader, exported: CheckpointReader) -> None:
-    one, other = (dataclasses.asdict(checkpoint.architecture) for checkpoint in (reference, exported))
+    expected, actual = (dataclasses.asdict(checkpoint.architecture) for checkpoint in (reference, exported))
     ignored = ("dtype", "bos_token_id", "eos_token_ids")
-    differing = [key for key in one if key not in ignored and one[key] != other[key]]
+    differing = [key for key in expected if key not in ignored and expected[key] != actual[key]]
     if differing:
-        parts = ", ".join(f"{key} {one[key]} and {other[key]}" for key in differing)
+        parts = ", ".join(f"{key} {expected[key]} and {actual[key]}" for key in differing)
         raise CheckpointError(f"{exported.directory} is not the model of {reference.directory}: {parts}")
 
 
@@ -199,10 +199,10 @@ def _calibration_samples(heldout: Path) -> int | None:
 def _worst(figures: PositionScores, samples: list[list[int]], tokenizer: Path) -> tuple[WorstPosition, ...]:
     from tokenizers import Tokenizer
 
-    words: Any = Tokenizer.from_file(str(tokenizer))
+    decoder: Any = Tokenizer.from_file(str(tokenizer))
 
     def text(tokens: list[int]) -> str:
-        decoded: str = words.decode(tokens, skip_special_tokens=False)
+        decoded: str = decoder.decode(tokens, skip_special_tokens=False)
         return decoded
 
     worst = np.argsort(-figures.kl, kind="stable")[:_WORST]
@@ -304,8 +304,8 @@ def measure(
     columns = [np.concatenate(parts) for parts in zip(*slices, strict=True)]
     if not np.isfinite(columns[1]).all():
         raise StageError("the exported checkpoint computes logits that are not finite")
-    losses, others, kl, best, chance, other_best, other_chance = columns
-    return PositionScores(owner, place, losses, others, kl, best, chance, other_best, other_chance)
+    losses, others, kl, best, probability, other_best, other_probability = columns
+    return PositionScores(owner, place, losses, others, kl, best, probability, other_best, other_probability)
 
 
 def _positions(samples: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], ...]:
@@ -328,9 +328,9 @@ def _compare(first: Tensor, second: Tensor, aims: Tensor) -> list[NDArray[np.flo
     """Log-probabilities [positions, vocab] of both -> losses, KL, and each one's best token and its probability."""
     losses = [-logs.gather(1, aims[:, None])[:, 0] for logs in (first, second)]
     divergence = (first.exp() * (first - second)).sum(dim=-1).clamp(min=0)
-    chance, best = first.max(dim=-1)
+    probability, best = first.max(dim=-1)
     other_chance, other_best = second.max(dim=-1)
-    columns = (*losses, divergence, best, chance.exp(), other_best, other_chance.exp())
+    columns = (*losses, divergence, best, probability.exp(), other_best, other_chance.exp())
     return [
         column.double().cpu().numpy() if column.is_floating_point() else column.cpu().numpy()
         for column in columns

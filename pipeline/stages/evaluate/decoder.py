@@ -84,18 +84,18 @@ class Decoder:
         """
         model = self._architecture
         table = self._array(model.embedding)
-        x = self._held(table[self._tokens] * (model.hidden**0.5 if self._is_gemma else 1))
+        x = self._rounded(table[self._tokens] * (model.hidden**0.5 if self._is_gemma else 1))
         del table
         for layer in range(model.layers):
             block = f"model.layers.{layer}."
             mixed = self._attention(layer, self._norm(x, block + "input_layernorm"))
             if self._is_gemma:
-                x = self._held(x + self._norm(mixed, block + "post_attention_layernorm"))
+                x = self._rounded(x + self._norm(mixed, block + "post_attention_layernorm"))
                 made = self._feed_forward(layer, self._norm(x, block + "pre_feedforward_layernorm"))
-                x = self._held(x + self._norm(made, block + "post_feedforward_layernorm"))
+                x = self._rounded(x + self._norm(made, block + "post_feedforward_layernorm"))
             else:
-                x = self._held(x + mixed)
-                x = self._held(
+                x = self._rounded(x + mixed)
+                x = self._rounded(
                     x + self._feed_forward(layer, self._norm(x, block + "post_attention_layernorm"))
                 )
             if not torch.isfinite(x).all():
@@ -133,7 +133,7 @@ class Decoder:
             )[0].transpose(0, 1).flatten(1)
             for q, k, v in zip(*samples, strict=True)
         ]  # fmt: skip
-        return self.linear(block + "o_proj", self._held(torch.cat(outputs)))
+        return self.linear(block + "o_proj", self._rounded(torch.cat(outputs)))
 
     def _projections(self, block: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [tokens, (kv_)heads, head_dim]."""
@@ -158,7 +158,7 @@ class Decoder:
         else:
             gate, up = (self.linear(f"{block}mlp.{name}", x) for name in _GATED[:2])
         gate = functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate)
-        return self.linear(block + "mlp.down_proj", self._held(gate * up))
+        return self.linear(block + "mlp.down_proj", self._rounded(gate * up))
 
     def _experts(self, block: str, x: Tensor) -> Tensor:
         """Each token by the experts that the router ranks highest, in the shares that it gives these."""
@@ -174,13 +174,13 @@ class Decoder:
             tokens, rank = torch.where(chosen == number)
             if not len(tokens):
                 continue
-            mine = x[tokens]
+            routed = x[tokens]
             if model.stacked:
-                made = self._stacked_expert(f"{place}experts.", number, mine)
+                made = self._stacked_expert(f"{place}experts.", number, routed)
             else:
                 expert = f"{place}experts.{number}."
                 gate, up, down = (expert + name for name in (("w1", "w3", "w2") if is_mixtral else _GATED))
-                inner = self._held(functional.silu(self.linear(gate, mine)) * self.linear(up, mine))
+                inner = self._rounded(functional.silu(self.linear(gate, routed)) * self.linear(up, routed))
                 made = self.linear(down, inner)
             result.index_add_(0, tokens, made * shares[tokens, rank, None])
         return result
@@ -190,7 +190,7 @@ class Decoder:
         both = self._product(self._checkpoint.expert(place + "gate_up_proj", number), x)
         gate = both[:, 0::2].clamp(max=_SWIGLU_LIMIT)
         up = both[:, 1::2].clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT) + 1
-        inner = self._held(up * gate * torch.sigmoid(gate * _SWIGLU_ALPHA))
+        inner = self._rounded(up * gate * torch.sigmoid(gate * _SWIGLU_ALPHA))
         return self._product(self._checkpoint.expert(place + "down_proj", number), inner)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
@@ -211,11 +211,11 @@ class Decoder:
             rows = rows if scale is None else round_input(rows, layer.format, scale)
             rows = round_groups(rows) if self._rounds else rows
             outputs.append(functional.linear(rows, weight, bias))
-        return self._held(torch.cat(outputs))
+        return self._rounded(torch.cat(outputs))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self._array(name + ".weight") + (1 if self._is_gemma else 0)
-        return self._held(functional.rms_norm(x, weight.shape, weight, self._architecture.norm_epsilon))
+        return self._rounded(functional.rms_norm(x, weight.shape, weight, self._architecture.norm_epsilon))
 
     def _rotations(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each token's position, [tokens, 1, channels that turn]."""
@@ -233,16 +233,16 @@ class Decoder:
         x, still = x[..., :channels], x[..., channels:]
         first, second = x.chunk(2, dim=-1)
         turned = x * cosine + torch.cat([-second, first], dim=-1) * sine
-        return self._held(torch.cat([turned, still], dim=-1))
+        return self._rounded(torch.cat([turned, still], dim=-1))
 
     def _array(self, name: str) -> Tensor:
         return self._weight(self._checkpoint.array(name))
 
     def _weight(self, values: np.ndarray) -> Tensor:  # type: ignore[type-arg]
-        return self._held(torch.from_numpy(values.astype(np.float32)).to(self._device))
+        return self._rounded(torch.from_numpy(values.astype(np.float32)).to(self._device))
 
-    def _held(self, x: Tensor) -> Tensor:
-        """x as the next operation gets it."""
+    def _rounded(self, x: Tensor) -> Tensor:
+        """Round activations to bfloat16 if the model computes in it."""
         return x.bfloat16().float() if self._bf16 else x
 
 

@@ -47,7 +47,7 @@ class AnswerScores:
 
 
 def engine_perplexity(answers: Sequence[EngineAnswer]) -> float | None:
-    """Perplexity of answers by the engine itself; None unless it told the log probability of every token."""
+    """Perplexity of answers by the engine itself; None unless it returned the log probability of every token."""
     log_probs = [value for answer in answers for value in answer.log_probs or ()]
     complete = all(len(answer.tokens) == len(answer.log_probs or ()) for answer in answers)
     return perplexity(-sum(log_probs), len(log_probs)) if log_probs and complete else None

@@ -95,7 +95,7 @@ def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: P
     if not verdict.passed:
         raise GateFailed(f"recipe {recipe.name}: {verdict}\nreport: {kept}")
     loaded = f", which {recipe.runtime.kind} loads"
-    own = {one.name for one in metrics if one.files == metrics[0].files}
+    own = {metric.name for metric in metrics if metric.files == metrics[0].files}
     for files, figures in verdict.summary.items():
         progress.say(f"    gate: {files}{loaded if files in own else ''}: {figures}")
     progress.say(f"    report: {kept}")

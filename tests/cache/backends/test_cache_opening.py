@@ -27,10 +27,10 @@ def test_a_file_is_one_file_however_it_is_written(tmp_path: Path, form: str) -> 
 
 
 def test_in_memory_each_opening_is_a_cache_of_its_own() -> None:
-    one, other = open_backend("memory://"), open_backend("memory://")
-    one.put(question("a"), entry("A"))
-    assert one.usage().entries == 1
-    assert other.usage().entries == 0
+    first, second = open_backend("memory://"), open_backend("memory://")
+    first.put(question("a"), entry("A"))
+    assert first.usage().entries == 1
+    assert second.usage().entries == 0
 
 
 @pytest.mark.parametrize(

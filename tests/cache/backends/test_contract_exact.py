@@ -138,11 +138,11 @@ def test_items_are_listed_whole_and_the_newest_first(place: Place) -> None:
 def test_caches_of_two_names_do_not_meet(place: Place) -> None:
     if place.url.endswith(".db"):
         pytest.skip("a file holds one cache")
-    one, other = place.open(), place.open(name=place.name + "-other")
-    one.put(question("a"), entry("A"))
-    assert other.get(question("a").key, NOW) is None
-    assert other.purge() == 0
-    assert one.usage().entries == 1
+    first, second = place.open(), place.open(name=place.name + "-other")
+    first.put(question("a"), entry("A"))
+    assert second.get(question("a").key, NOW) is None
+    assert second.purge() == 0
+    assert first.usage().entries == 1
 
 
 def test_near_hits_are_kept_beside_answers_and_each_mark_is_counted_once(place: Place) -> None:
@@ -154,8 +154,8 @@ def test_near_hits_are_kept_beside_answers_and_each_mark_is_counted_once(place: 
     shared = place.is_shared
     log = NearHitLog(open_backend(where, name=name) if shared else place.open(name=name), 600)
     reviewer = NearHitLog(open_backend(where, name=name)) if shared else log
-    for one in asked:
-        log.note(one, Candidate(kept.key, kept.turn, 0.9), NOW, print)
+    for asked_question in asked:
+        log.note(asked_question, Candidate(kept.key, kept.turn, 0.9), NOW, print)
     log.flush()
     found = {hit.question.turn: hit for hit in reviewer.hits(NOW)}
     assert {turn: (hit.kept, hit.key, hit.similarity) for turn, hit in found.items()} == {
@@ -167,5 +167,5 @@ def test_near_hits_are_kept_beside_answers_and_each_mark_is_counted_once(place: 
         reviewer.judge(hit, wrong=True, now=NOW)
     assert [log.take_marks(), log.take_marks()] == [2, 0]
     assert (list(log.hits(NOW)), answers.usage().entries) == ([], 1)
-    for one in {log, reviewer}:
-        one.close()
+    for asked_question in {log, reviewer}:
+        asked_question.close()

@@ -55,17 +55,17 @@ def test_no_tenant_sees_another_ones_nor_is_kept_from_its_own_by_them(place: Pla
 
 
 def test_what_others_put_and_removed_is_seen(place: Place) -> None:
-    one, other = place.open(), place.open()
+    first, second = place.open(), place.open()
     scope = question("").scope
-    assert one.near(scope, EYE[0], 1) == []
-    other.put(question("a"), entry("x"), EYE[0])
-    assert [found.turn for found in one.near(scope, EYE[0], 1)] == ["a"]
-    one.put(question("b"), entry("x"), EYE[0])
-    assert {found.turn for found in other.near(scope, EYE[0], 2)} == {"a", "b"}
-    other.remove([question("a").key])
-    assert [found.turn for found in one.near(scope, EYE[0], 2)] == ["b"]
-    other.purge()
-    assert one.near(scope, EYE[0], 2) == []
+    assert first.near(scope, EYE[0], 1) == []
+    second.put(question("a"), entry("x"), EYE[0])
+    assert [found.turn for found in first.near(scope, EYE[0], 1)] == ["a"]
+    first.put(question("b"), entry("x"), EYE[0])
+    assert {found.turn for found in second.near(scope, EYE[0], 2)} == {"a", "b"}
+    second.remove([question("a").key])
+    assert [found.turn for found in first.near(scope, EYE[0], 2)] == ["b"]
+    second.purge()
+    assert first.near(scope, EYE[0], 2) == []
 
 
 def test_an_entry_that_was_replaced_often_is_found_once(place: Place) -> None:

@@ -32,8 +32,8 @@ def note_unknown(value):
     if isinstance(value, BaseModel):
         UNKNOWN.update(f"{type(value).__name__}.{name}" for name in value.model_extra or ())
         value = list(vars(value).values())
-    for one in value if isinstance(value, list) else ():
-        note_unknown(one)
+    for item in value if isinstance(value, list) else ():
+        note_unknown(item)
 
 
 def message(**fields):
@@ -46,7 +46,9 @@ def stopped():
     made = judged(Message, parsed)
     with client.messages.stream(**message(stop_sequences=["STOP"])) as stream:
         streamed = stream.get_final_message()
-    ends = [[one.content[0].text, one.stop_reason, one.stop_sequence] for one in (made, streamed)]
+    ends = [
+        [message.content[0].text, message.stop_reason, message.stop_sequence] for message in (made, streamed)
+    ]
     return {"ends": ends, "request_id": bool(raw.request_id) and raw.request_id == parsed._request_id}
 
 
@@ -60,7 +62,7 @@ def events():
 
 
 def models():
-    listed = [judged(ModelInfo, one).id for one in client.models.list(limit=1)]
+    listed = [judged(ModelInfo, model).id for model in client.models.list(limit=1)]
     return {"listed": listed, "one": judged(ModelInfo, client.models.retrieve(listed[-1])).display_name}
 
 
@@ -95,16 +97,16 @@ def batch():
     while judged(MessageBatch, batches.retrieve(made.id)).processing_status != "ended":
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    results = [judged(MessageBatchIndividualResponse, one) for one in batches.results(made.id)]
-    listed = [judged(MessageBatch, one).id == made.id for one in batches.list(limit=1)]
+    results = [judged(MessageBatchIndividualResponse, result) for result in batches.results(made.id)]
+    listed = [judged(MessageBatch, batch).id == made.id for batch in batches.list(limit=1)]
     deleted = judged(DeletedMessageBatch, batches.delete(made.id)).id == made.id
     return {
-        "results": {one.custom_id: one.result.type for one in results},
+        "results": {result.custom_id: result.result.type for result in results},
         "listed": listed,
         "deleted": deleted,
     }
 
 
 asked = (stopped, events, models, too_long, document, batch)
-said = {one.__name__: one() for one in asked}
+said = {check.__name__: check() for check in asked}
 print(json.dumps({**said, "unknown": sorted(UNKNOWN)}))

@@ -23,7 +23,7 @@ def send_invoice(order: str) -> dict:
     return RESULTS["send_invoice"][order]
 
 
-tools = {one.name: one for one in (track_order, send_invoice)}
+tools = {tool.name: tool for tool in (track_order, send_invoice)}
 model = ChatOpenAI(model=os.environ["MODEL"], temperature=0, max_retries=0)
 bound = model.bind_tools(list(tools.values()))
 

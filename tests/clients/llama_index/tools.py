@@ -21,7 +21,7 @@ def send_invoice(order: str) -> str:
     return json.dumps(RESULTS["send_invoice"][order])
 
 
-tools = {one.metadata.name: one for one in map(FunctionTool.from_defaults, (track_order, send_invoice))}
+tools = {tool.metadata.name: tool for tool in map(FunctionTool.from_defaults, (track_order, send_invoice))}
 model = OpenAILike(
     model=os.environ["MODEL"],
     api_base=os.environ["OPENAI_BASE_URL"],

@@ -67,8 +67,11 @@ def calls(fields: dict) -> list:
     with client.chat.completions.stream(**ask) as stream:
         streamed = stream.get_final_completion().choices[0]
     read = [
-        [[call.function.name, json.loads(call.function.arguments)] for call in one.message.tool_calls or ()]
-        for one in (whole, streamed)
+        [
+            [call.function.name, json.loads(call.function.arguments)]
+            for call in answer.message.tool_calls or ()
+        ]
+        for answer in (whole, streamed)
     ]
     assert read[0] == read[1], read
     assert whole.finish_reason == streamed.finish_reason == ("tool_calls" if read[0] else "stop")

@@ -127,8 +127,10 @@ def seen(name: str) -> dict[str, Any]:
         "model": client.is_model_ready(MODEL),
         "ensemble": client.is_model_ready("ensemble", "1"),
         "unknown": client.is_model_ready("unknown"),
-        "required": [one["name"] for one in config.get("config", config)["input"] if not one.get("optional")],
-        "outputs": [one["name"] for one in metadata["outputs"]][:1],
+        "required": [
+            tensor["name"] for tensor in config.get("config", config)["input"] if not tensor.get("optional")
+        ],
+        "outputs": [output["name"] for output in metadata["outputs"]][:1],
         "decoupled": bool(config.get("config", config).get("model_transaction_policy", {}).get("decoupled")),
         "answers": outcome(lambda: client.get_inference_statistics(MODEL, **as_json))["model_stats"][0][
             "name"

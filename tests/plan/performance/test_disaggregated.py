@@ -41,7 +41,7 @@ def server(slots: int = 256) -> ServedEngine:
 def test_answers_are_not_held_up_by_prompts() -> None:
     """The time between tokens is that of steps without prompts, whatever the load of context servers."""
     both, apart = server(), DisaggregatedEngines(server(), 2, server(), 1)
-    together, alone = (open_arrivals(one, 10, WORK) for one in (both, apart))
+    together, alone = (open_arrivals(servers, 10, WORK) for servers in (both, apart))
     assert alone.itl.p99 < 1.5 * alone.itl.p50
     assert together.itl.p99 > 2 * alone.itl.p99
     assert alone.tpot_s < together.tpot_s
@@ -75,8 +75,8 @@ def test_the_kv_cache_moves_over_the_links_of_the_server_that_has_fewer() -> Non
     rates, constants = gpu_rates("h100-sxm-80g"), efficiency("h100-sxm-80g", "pytorch")
 
     def seconds(name: str, context: int, generation: int, gpus: int) -> float:
-        one, other = (need(name, Parallelism(ways)) for ways in (context, generation))
-        return transfer_s(one, other, rates, constants, gpus)
+        first, second = (need(name, Parallelism(ways)) for ways in (context, generation))
+        return transfer_s(first, second, rates, constants, gpus)
 
     # 8 heads of 128 numbers, keys and values, in 32 layers, of a byte each.
     assert seconds(DENSE, 1, 1, 2) == pytest.approx(65_536 / (450e9 * constants.link))
@@ -98,13 +98,13 @@ def simulated(service: ServedEngine, *, running: int, arrives_s: float, prompts:
         scheduler.advance(due)
         due = scheduler.plan(due)
     scheduler.advance(arrives_s)
-    for one in asked:
-        scheduler.give(one, arrives_s)
+    for request in asked:
+        scheduler.give(request, arrives_s)
     due = scheduler.plan(arrives_s)
-    while any(one.first_token_s is None for one in asked):
+    while any(request.first_token_s is None for request in asked):
         scheduler.advance(due)
         due = scheduler.plan(due)
-    return [(one.first_token_s or 0.0) - arrives_s for one in asked]
+    return [(request.first_token_s or 0.0) - arrives_s for request in asked]
 
 
 EVEN = ServedEngine("", StepTimes(lambda *_: 1.0, ranks=4), slots=64, blocks=10_000)
@@ -131,7 +131,7 @@ def test_prompts_wait_until_each_rank_has_one_or_a_timer_ends() -> None:
 def test_the_busiest_of_the_ranks_that_share_experts_has_more_than_the_mean(tokens: int) -> None:
     rates = gpu_rates("b200-sxm-180g")
     loads = [model_load(need(SPARSE, Parallelism(8, expert=ways), "mxfp4"), rates) for ways in (1, 4, 8)]
-    shares, work = [one.expert_share(tokens) for one in loads], [one.expert_work(tokens) for one in loads]
+    shares, work = [load.expert_share(tokens) for load in loads], [load.expert_work(tokens) for load in loads]
     assert shares[0] == pytest.approx(1 - (1 - 4 / 128) ** tokens)
     assert shares == sorted(shares)
     assert shares[-1] <= 1

@@ -57,19 +57,25 @@ def test_classes_are_of_the_measurements_that_there_are() -> None:
             key = (name, *figure.group)
             counts[key] = counts.get(key, 0) + 1
     stored = {
-        (one.quantity, one.structure, one.format, one.generation): one.count for one in figure_classes()
+        (
+            figure_class.quantity,
+            figure_class.structure,
+            figure_class.format,
+            figure_class.generation,
+        ): figure_class.count
+        for figure_class in figure_classes()
     }
     assert stored == {key: count for key, count in counts.items() if count >= 5}
-    assert all(one.low <= 1 <= one.high for one in figure_classes())
-    assert sum(one["count"] for one in fitted_constants()["checks"]) == checked
+    assert all(figure_class.low <= 1 <= figure_class.high for figure_class in figure_classes())
+    assert sum(figure_class["count"] for figure_class in fitted_constants()["checks"]) == checked
 
 
 def test_brackets_hold_four_of_five_measurements_that_they_were_not_set_by() -> None:
-    found = [one for one in figure_classes() if one.set_ups >= 10]
-    held = [(one.covered, one.count) for one in found]
+    found = [figure_class for figure_class in figure_classes() if figure_class.set_ups >= 10]
+    held = [(figure_class.covered, figure_class.count) for figure_class in found]
     assert len(held) >= 15
     # As near as so many set-ups can tell.
-    near = [max(0.1, 0.8 / one.set_ups**0.5) for one in found]
+    near = [max(0.1, 0.8 / figure_class.set_ups**0.5) for figure_class in found]
     assert all(
         share is not None and abs(share - 0.8) <= off for (share, _), off in zip(held, near, strict=True)
     )
@@ -79,14 +85,17 @@ def test_brackets_hold_four_of_five_measurements_that_they_were_not_set_by() -> 
 
 def test_gains_of_prediction_layers_come_near_the_published_ones() -> None:
     found = speculation_checks()
-    assert [one.layers for one in found] == [1, 2, 3, 4, 5]
-    assert all(abs(one.error) < 0.25 for one in found)
+    assert [figure_class.layers for figure_class in found] == [1, 2, 3, 4, 5]
+    assert all(abs(figure_class.error) < 0.25 for figure_class in found)
     # No gain is more than the tokens that a round yields.
-    assert all(one.computed < one.tokens for one in found)
+    assert all(figure_class.computed < figure_class.tokens for figure_class in found)
 
 
 def test_nothing_is_measured_twice() -> None:
-    rows = sorted((one.source, one.label, one.rate, tuple(one.measured.items())) for one in figures())
+    rows = sorted(
+        (figure_class.source, figure_class.label, figure_class.rate, tuple(figure_class.measured.items()))
+        for figure_class in figures()
+    )
     assert [key for key, same in groupby(rows) if len(list(same)) > 1] == []
     assert all(figure_source(figure) for figure in figures())
 

@@ -50,8 +50,10 @@ def measured(loads: tuple[int, ...] = LOADS, work: Workload = WORK) -> list[Meas
     service = model.service(None, slower(model.constants))
     points = [service.at(load, work) for load in loads]
     return [
-        MeasuredLoad("bench.json", one.batch, work, one.ttft_ms, one.ttft_ms, one.itl_ms, one.tokens_per_s)
-        for one in points
+        MeasuredLoad(
+            "bench.json", point.batch, work, point.ttft_ms, point.ttft_ms, point.itl_ms, point.tokens_per_s
+        )
+        for point in points
     ]
 
 
@@ -102,7 +104,7 @@ def test_what_was_left_out_was_not_learned_from() -> None:
 
 def test_repeats_of_a_load_are_left_out_together() -> None:
     found = fitted([*measured((8,)), *measured((8,))])
-    assert all(one.left_out is None for one in found.calibration.errors.values())
+    assert all(error.left_out is None for error in found.calibration.errors.values())
 
 
 def test_what_one_load_says_nothing_of_stays_and_is_named() -> None:
@@ -123,9 +125,9 @@ def test_an_interval_holds_all_loads_that_were_left_out(fit: CalibrationFit) -> 
 
 
 def test_a_forecast_names_what_the_calibration_has_not_measured(fit: CalibrationFit) -> None:
-    def unchecked(one: Recipe, prompt_tokens: int) -> tuple[str, ...]:
+    def unchecked(changed: Recipe, prompt_tokens: int) -> tuple[str, ...]:
         found = forecast_recipe(
-            one, spec(), prompt_tokens=prompt_tokens, output_tokens=200, calibration=fit.calibration
+            changed, spec(), prompt_tokens=prompt_tokens, output_tokens=200, calibration=fit.calibration
         )
         assert found is not None
         assert (found.tokens_per_s is not None and found.tokens_per_s.low is None) == bool(found.unchecked)
@@ -144,7 +146,7 @@ def test_a_file_gives_back_what_was_written(fit: CalibrationFit, tmp_path: Path)
     file = tmp_path / "deep" / calibration_file("h100-sxm-80g", "tensorrt")
     fit.calibration.write(file)
     assert SpeedCalibration.read(file) == fit.calibration
-    assert [one.name for one in file.parent.iterdir()] == [file.name]
+    assert [file.name for file in file.parent.iterdir()] == [file.name]
 
 
 def test_a_file_with_faults_names_them_all(fit: CalibrationFit, tmp_path: Path) -> None:

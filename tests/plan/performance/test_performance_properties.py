@@ -49,13 +49,13 @@ def model(request: pytest.FixtureRequest) -> str:
 ENGINE = engine()
 
 
-def serve(one: EngineSpeed | SpeculativeEngine, blocks: int = 20_000, slots: int = 256) -> Service:
-    return Service(one, blocks, 32, slots)
+def serve(engine_speed: EngineSpeed | SpeculativeEngine, blocks: int = 20_000, slots: int = 256) -> Service:
+    return Service(engine_speed, blocks, 32, slots)
 
 
-def alone(one: EngineSpeed, tokens: int) -> float:
+def alone(engine_speed: EngineSpeed, tokens: int) -> float:
     """Seconds to the first token on an idle engine."""
-    return serve(one).served.prompt_s(tokens)
+    return serve(engine_speed).served.prompt_s(tokens)
 
 
 @given(st.floats(1.0, 4.0), st.integers(1, 512), st.integers(16, 32_768))
@@ -207,11 +207,13 @@ def test_clients_that_are_simulated_together_see_nearly_the_same() -> None:
 @pytest.mark.parametrize("clients", [1, 12, 600])
 def test_a_trace_recomputes_the_figures_of_its_simulation(clients: int) -> None:
     """And for other constants it is near a new simulation."""
-    one, work = engine(), Workload(1000, 200)
-    slower = replace(one, efficiency=replace(one.efficiency, memory=0.8 * one.efficiency.memory))
-    run = closed_loop(serve(one).served, clients, work)
+    engine_speed, work = engine(), Workload(1000, 200)
+    slower = replace(
+        engine_speed, efficiency=replace(engine_speed.efficiency, memory=0.8 * engine_speed.efficiency.memory)
+    )
+    run = closed_loop(serve(engine_speed).served, clients, work)
     trace = LoadTrace.of(run)
-    found = trace.figures(one.times)
+    found = trace.figures(engine_speed.times)
     assert found["tpot"] == pytest.approx(run.tpot_s, rel=0.02)
     assert found["ttft"] == pytest.approx(float(run.first_tokens_s.mean()), rel=0.03)
     assert found["seconds"] == pytest.approx(float(run.steps[:, 0].sum()), rel=0.02)
@@ -220,8 +222,8 @@ def test_a_trace_recomputes_the_figures_of_its_simulation(clients: int) -> None:
 
 
 def test_steps_of_many_are_those_of_one() -> None:
-    one = SpeculativeEngine(engine(), engine(SMALL), 3, 0.7)
-    for times in (engine(EXPERTS).times, one.times):
+    engine_speed = SpeculativeEngine(engine(), engine(SMALL), 3, 0.7)
+    for times in (engine(EXPERTS).times, engine_speed.times):
         rows = np.array([[0, 1, 4, 4000, 0, 0, 0, 0, 0], [0, 1, 0, 0, 512, 0, 512**2 / 2, 1, 512]], float)
         expected = [times.decode(4, 4000), times.mixed(0, 0, 512, 0, 512**2 / 2, 512) + times.prompt_s]
         assert times.several(rows) == pytest.approx(expected)

@@ -53,7 +53,7 @@ class Case:
         known, written = offline_facts(recipe), read_settings(recipe)
         models = self.models(known) if self.models else known
         found = findings(recipe, models, self.machine, self.emitted(written) if self.emitted else written)
-        return tuple(one for one in found if one.rule == self.rule)
+        return tuple(finding for finding in found if finding.rule == self.rule)
 
 
 def sized(role: str = "target", **changes: Any) -> Models:
@@ -74,7 +74,7 @@ def published(form: str, by: str = "") -> Models:
         sizes = known["target"].sizes
         assert sizes is not None
         layer = sizes.blocks[0]
-        stored = replace(layer, weights=tuple(replace(one, stored=form) for one in layer.weights))
+        stored = replace(layer, weights=tuple(replace(weight, stored=form) for weight in layer.weights))
         changed = replace(sizes, blocks=(stored, *sizes.blocks[1:]), quantized_by=by)
         return known | {"target": replace(known["target"], sizes=changed)}
 

@@ -18,7 +18,7 @@ from tests.support.preflight.case import AWQ, FP8, LLAMA_70B, TINY, TO_PYTORCH, 
 GIB = 2**30
 H100 = GpuFacts(0, "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
 FOUR = tuple(replace(H100, index=index) for index in range(4))
-NVLINKS = {(one, other): GpuLink("NV", 18) for one in range(4) for other in range(one + 1, 4)}
+NVLINKS = {(number, other): GpuLink("NV", 18) for number in range(4) for other in range(number + 1, 4)}
 FITTING = MachineFacts(
     gpus=FOUR,
     links=NVLINKS,

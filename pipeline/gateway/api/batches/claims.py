@@ -121,7 +121,7 @@ class BatchClaims(BatchRows):
     """
 
     def claimable(self) -> Sequence[OwnedBatch]:
-        """Return the batches of all tenants that are not over and that nobody runs, the oldest first."""
+        """Return the unfinished batches of all tenants that no gateway runs, the oldest first."""
         rows = self._place.read(
             f"{SELECT_BATCHES} LEFT JOIN claims ON batch = id"
             f" WHERE {UNFINISHED} AND (until IS NULL OR until <= clock()) ORDER BY n"

@@ -48,7 +48,7 @@ _RESULT_LINES = 64  # lines read at once
 
 
 class MessageBatchItem(BaseModel):
-    """One request of a message batch. What is wrong with its parameters is told in its result."""
+    """One request of a message batch. Faults in its parameters are reported in its result."""
 
     model_config = ConfigDict(extra="forbid")
     custom_id: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -284,14 +284,14 @@ class MessageBatchEndpoints(EndpointFamily):
         # What is not there any more is a 404, not half an answer.
         first = await self.context.use_state(next, lines, b"")
 
-        def some() -> bytes:
+        def next_part() -> bytes:
             return b"".join(islice(lines, _RESULT_LINES))
 
         async def parts() -> AsyncIterator[bytes]:
             part = first
             while part:
                 yield part
-                part = await self.context.use_state(some)
+                part = await self.context.use_state(next_part)
 
         return StreamingResponse(parts(), media_type="application/x-jsonl")
 

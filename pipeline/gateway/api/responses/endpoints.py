@@ -55,7 +55,7 @@ class ResponseEndpoints(GeneratingEndpoints):
         "POST", "/v1/responses", "Answer the next turn of a conversation.", request=ResponseRequest, direct=True
     )  # fmt: skip
     async def _create(self, request: Request) -> Response:
-        stored = _StoredOfRequest(self.context)
+        stored = _RequestStorage(self.context)
         return await self.generate(
             request, ResponseRequest, stored.response, prompt_field="input", recall=stored.recall
         )
@@ -65,7 +65,7 @@ class ResponseEndpoints(GeneratingEndpoints):
         request=ResponseRequest,
     )  # fmt: skip
     async def _count(self, request: Request) -> Response:
-        stored = _StoredOfRequest(self.context)
+        stored = _RequestStorage(self.context)
         response = await self.check(
             request, ResponseRequest, stored.response, prompt_field="input", recall=stored.recall
         )
@@ -133,7 +133,7 @@ class ResponseEndpoints(GeneratingEndpoints):
                 await self.context.use_state(self._stored.forget_old)
 
 
-class _StoredOfRequest:
+class _RequestStorage:
     """Stored responses as one request reads and writes them."""
 
     def __init__(self, context: GatewayContext) -> None:

@@ -42,7 +42,7 @@ def response_of_item(id: str) -> str:
 
 
 def read_items(
-    given: str | Sequence[Mapping[str, Any]], response_id: str, find: Callable[[str], Item | None]
+    input: str | Sequence[Mapping[str, Any]], response_id: str, find: Callable[[str], Item | None]
 ) -> list[Item]:
     """Check the input of a response, and bring it into the form in which it is kept and listed.
 
@@ -52,11 +52,11 @@ def read_items(
     Raises:
         ApiError: 400, with the first faults.
     """
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
+    if isinstance(input, str):
+        input = [{"role": "user", "content": input}]
     faults: list[str] = []
     read = []
-    for index, item in enumerate(given):
+    for index, item in enumerate(input):
         where, kind = f"input.{index}", item.get("type", "message")
         if kind == "item_reference":
             id = item.get("id")

@@ -1,4 +1,4 @@
-"""Body of POST /v1/responses, and the chat that it comes to; `items` has what becomes of its input."""
+"""Body of POST /v1/responses, and its translation into a chat request; `items` translates its input."""
 
 from __future__ import annotations
 

@@ -132,14 +132,14 @@ class StoredResponses(Protocol):
         """
 
     def forget_old(self) -> None:
-        """Forget what nobody has used for too long; called now and then."""
+        """Delete responses that have not been used for too long; called periodically."""
 
     def close(self) -> None:
         """Close what is open."""
 
 
 class NoStoredResponses:
-    """Stores nothing: `StoredResponses` of a gateway that is told so. What needs a stored response is refused."""
+    """`StoredResponses` of a gateway that stores nothing; requests that need a stored response are refused."""
 
     enabled = False
 
@@ -294,7 +294,7 @@ def conversation_of(
 def seal_response(codec: Codec, tenant: str, id: str, response: StoredResponse) -> tuple[bytes, bytes]:
     """Return response and input as a server stores them."""
     content = (("response", response.response), ("input", response.input))
-    response_blob, input_blob = (codec.seal(part, _key(tenant, id, what)) for what, part in content)
+    response_blob, input_blob = (codec.seal(part, _key(tenant, id, kind)) for kind, part in content)
     return response_blob, input_blob
 
 
@@ -311,6 +311,6 @@ def unseal_responses(
             yield id, StoredResponse(*opened, previous)
 
 
-def _key(tenant: str, id: str, what: str) -> bytes:
+def _key(tenant: str, id: str, kind: str) -> bytes:
     """Bind sealed content to its response."""
-    return "\0".join(("response", tenant, id, what)).encode()
+    return "\0".join(("response", tenant, id, kind)).encode()

@@ -53,7 +53,7 @@ def argument_reader(dialect: ToolDialect, function: Mapping[str, Any]) -> Argume
 
 
 class JsonArguments:
-    """Arguments that are JSON as it is to be passed on, also where it is none: then up to the end of the call."""
+    """Arguments in JSON, passed on as they are; malformed ones are passed on up to the end of the call."""
 
     def __init__(self, dialect: ToolDialect) -> None:
         self._encloses = dialect.form in (
@@ -78,7 +78,7 @@ class JsonArguments:
         start = at
         while True:
             mark = self._marks.search(text, at)
-            limit = mark.start() if mark else len(text) - self._marks.held(text)
+            limit = mark.start() if mark else len(text) - self._marks.partial(text)
             end = self._scanner.end(text[at:limit]) if self._is_object else None
             if end is not None:
                 self._stage, self._scanner = "rest", Scanner(depth=1)
@@ -96,7 +96,7 @@ class JsonArguments:
         if not self._encloses and not self._ends:
             return Step(read, at, over=True)
         mark = self._marks.search(text, at)
-        limit = mark.start() if mark else max(at, len(text) - self._marks.held(text))
+        limit = mark.start() if mark else max(at, len(text) - self._marks.partial(text))
         if self._encloses and (end := self._scanner.end(text[at:limit])) is not None:
             return Step(read, at + end, over=True)
         if mark is None:
@@ -106,7 +106,7 @@ class JsonArguments:
     def finish(self, text: str, *, cut: bool) -> str:
         if self._stage != "arguments":
             return ""
-        return text[: len(text) - self._marks.held(text)] if cut else text
+        return text[: len(text) - self._marks.partial(text)] if cut else text
 
 
 class XmlArguments:
@@ -194,7 +194,7 @@ class XmlArguments:
         while True:
             mark = self._marks.search(text, at)
             if mark is None:
-                end = max(start, len(text) - self._marks.held(text))
+                end = max(start, len(text) - self._marks.partial(text))
                 if self._dialect.trim and end > start and text[end - 1] == "\n":
                     end -= 1
                 return Step(self._take(text[start:end]), end)
@@ -214,8 +214,8 @@ class XmlArguments:
         after = _space_end(text, mark.end())
         if any(text.startswith(follows, after) for follows in expected):
             return True
-        rest = text[after : after + 64]
-        return None if any(follows.startswith(rest) for follows in expected) else False
+        ahead = text[after : after + 64]
+        return None if any(follows.startswith(ahead) for follows in expected) else False
 
     def _take(self, text: str) -> str:
         if not text:
@@ -251,11 +251,11 @@ class XmlArguments:
         if self._stage == "between":
             return "" if cut else self._close()
         mark = self._marks.search(text)
-        rest = text[: mark.start() if mark else len(text) - self._marks.held(text)]
+        remaining = text[: mark.start() if mark else len(text) - self._marks.partial(text)]
         if cut:
-            rest = rest.removesuffix("\n") if self._dialect.trim else rest
-            return self._take(rest) if self._streams else ""
-        return self._close_value(rest) + self._close()
+            remaining = remaining.removesuffix("\n") if self._dialect.trim else remaining
+            return self._take(remaining) if self._streams else ""
+        return self._close_value(remaining) + self._close()
 
 
 class UnquotedArguments:
@@ -270,7 +270,7 @@ class UnquotedArguments:
         self._marks = marks_of((*dialect.ends, dialect.head[0]))
         self._open: list[str] = []  # brackets that are to be closed, the innermost last
         self._in_text = self._over = False
-        self._wanted = False  # whether the value of a key is still to come
+        self._needs_value = False  # whether the value of a key is still to come
 
     def read(self, text: str) -> Step:
         out, at = list[str](), 0
@@ -278,11 +278,11 @@ class UnquotedArguments:
             if self._over:
                 mark = self._marks.search(text, at)
                 if mark is None:
-                    return Step("".join(out), len(text) - self._marks.held(text[at:]))
+                    return Step("".join(out), len(text) - self._marks.partial(text[at:]))
                 return Step("".join(out), mark.end() if mark[0] in self._ends else mark.start(), over=True)
             if self._in_text:
                 end = text.find(self._quote, at)
-                stop = end if end >= 0 else max(at, len(text) - self._quotes.held(text))
+                stop = end if end >= 0 else max(at, len(text) - self._quotes.partial(text))
                 out.append(json.dumps(text[at:stop], ensure_ascii=False)[1:-1])
                 if end < 0:
                     return Step("".join(out), stop)
@@ -297,10 +297,10 @@ class UnquotedArguments:
 
     def _outside(self, out: list[str], text: str, at: int) -> int:
         """Read on outside of texts; return how many characters, 0 if more are needed to tell."""
-        char, rest = text[at], text[at : at + len(self._quote)]
-        if rest == self._quote:
+        char, quote = text[at], text[at : at + len(self._quote)]
+        if quote == self._quote:
             out.append('"')
-            self._in_text, self._wanted = True, False
+            self._in_text, self._needs_value = True, False
             return len(self._quote)
         if any(mark.startswith(text[at:]) for mark in (self._quote, *self._ends)):
             return 0
@@ -315,25 +315,25 @@ class UnquotedArguments:
             return len(word[0])
         if char in "{[":
             self._open.append("}" if char == "{" else "]")
-            self._wanted = False
+            self._needs_value = False
             out.append(char)
         elif char in "}]" and self._open and char == self._open[-1]:
-            out.append(('""' if self._wanted else "") + self._open.pop())
-            self._over, self._wanted = not self._open, False
+            out.append(('""' if self._needs_value else "") + self._open.pop())
+            self._over, self._needs_value = not self._open, False
         elif char in ",:":
-            out.append(('"", ' if self._wanted else ", ") if char == "," else ": ")
-            self._wanted = char == ":"
+            out.append(('"", ' if self._needs_value else ", ") if char == "," else ": ")
+            self._needs_value = char == ":"
         return 1
 
     def _word(self, word: str) -> str:
         """A key, or a value that is no text."""
-        is_key = bool(self._open) and self._open[-1] == "}" and not self._wanted
-        self._wanted = False
+        is_key = bool(self._open) and self._open[-1] == "}" and not self._needs_value
+        self._needs_value = False
         return json.dumps(word.strip(), ensure_ascii=False) if is_key else typed_value(word, frozenset())
 
     def _close(self) -> str:
-        closed = ('"' if self._in_text else '""' if self._wanted else "") + "".join(reversed(self._open))
-        self._open, self._in_text, self._wanted = [], False, False
+        closed = ('"' if self._in_text else '""' if self._needs_value else "") + "".join(reversed(self._open))
+        self._open, self._in_text, self._needs_value = [], False, False
         return closed
 
     def finish(self, text: str, *, cut: bool) -> str:

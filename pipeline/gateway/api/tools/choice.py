@@ -23,8 +23,8 @@ from pipeline.gateway.api.parsing import check_guide, hosted_tools, unsupported
 from pipeline.gateway.api.response_format import SchemaFaults, check_json_schema
 from pipeline.gateway.api.schema import ChatRequest
 from pipeline.gateway.api.tools.dialects import FORCED, FORCED_LIST, AnswerFormat, ToolDialect
-from pipeline.gateway.api.tools.held import can_hold, structural_tag, with_moved_references
 from pipeline.gateway.api.tools.prompt import dialect_of, takes_tools
+from pipeline.gateway.api.tools.structural_tags import can_guide, structural_tag, with_moved_references
 from pipeline.gateway.errors import ApiError
 
 
@@ -35,9 +35,9 @@ class RequestTools:
     tools: Sequence[Mapping[str, Any]] = ()
     dialect: ToolDialect | None = None  # None: answers are not parsed for calls
     guide: str | None = None  # JSON schema of the call, or the list of calls, that the model must make
-    tag: str | None = None  # structural tag that calls are held by, which may stand in free text
+    tag: str | None = None  # structural tag that guides calls; they may stand in free text
     must: bool = False  # whether the answer begins with a call by the tag
-    unheld: Sequence[int] = ()  # strict tools that nothing holds to their schemas
+    unguided: Sequence[int] = ()  # strict tools that no guide holds to their schemas
     max_calls: int | None = None  # in one answer
     begun: str = ""  # beginning of the call that the model must make, which stands in the prompt
 
@@ -102,17 +102,17 @@ def resolve_tools(
         parameters = json.dumps(tools[index]["function"].get("parameters") or {}, ensure_ascii=False)
         check_json_schema(parameters, f"tools.{index}.function.parameters", "tools", schema_faults)
     called = [tools[index]["function"] for index in indices]
-    held = [index for index in strict if structural_tags and can_hold(own, tools[index]["function"])]
+    guided = [index for index in strict if structural_tags and can_guide(own, tools[index]["function"])]
     if choice == "auto":
         most = 1 if several is False else None
-        # What is held to another form has no calls.
+        # An answer that is held to another form has no calls.
         if not strict or request.form_fields:
             return RequestTools(offered, own, max_calls=most)
-        unheld = [index for index in strict if index not in held]
-        if own is None or not held:
-            return RequestTools(offered, own, max_calls=most, unheld=unheld)
-        tag = _tag(own, called, [tools[index]["function"]["name"] for index in held], one=most == 1)
-        return RequestTools(offered, own.as_held(), tag=tag, max_calls=most, unheld=unheld)
+        unguided = [index for index in strict if index not in guided]
+        if own is None or not guided:
+            return RequestTools(offered, own, max_calls=most, unguided=unguided)
+        tag = _tag(own, called, [tools[index]["function"]["name"] for index in guided], single_call=most == 1)
+        return RequestTools(offered, own.as_guided(), tag=tag, max_calls=most, unguided=unguided)
     if len(indices) == 1 and not (choice == "required" and several) and own is not None and own.begin:
         function = tools[indices[0]]["function"]
         guide = json.dumps(function.get("parameters") or {"type": "object"})
@@ -121,9 +121,9 @@ def resolve_tools(
         begun = own.begin.replace("{name}", function["name"]).replace("{index}", str(earlier))
         return RequestTools(offered, own, guide, max_calls=1, begun=begun)
     as_list = choice == "required" and several is True
-    if structural_tags and own is not None and all(can_hold(own, function) for function in called):
-        tag = _tag(own, called, [function["name"] for function in called], must=True, one=not as_list)
-        return RequestTools(offered, own.as_held(), tag=tag, must=True, max_calls=None if as_list else 1)
+    if structural_tags and own is not None and all(can_guide(own, function) for function in called):
+        tag = _tag(own, called, [function["name"] for function in called], must=True, single_call=not as_list)
+        return RequestTools(offered, own.as_guided(), tag=tag, must=True, max_calls=None if as_list else 1)
     place = "#/items/anyOf" if as_list else "#/anyOf"
     calls = {
         "anyOf": [_call_schema(tools[index]["function"], f"{place}/{at}") for at, index in enumerate(indices)]
@@ -140,10 +140,10 @@ def _tag(
     functions: Sequence[Mapping[str, Any]],
     strict: Sequence[str],
     *,
-    one: bool,
+    single_call: bool,
     must: bool = False,
 ) -> str:
-    tag = structural_tag(dialect, functions, strict, one=one, must=must)
+    tag = structural_tag(dialect, functions, strict, single_call=single_call, must=must)
     check_guide("structural_tag", tag, "tools", "tools")
     return tag
 

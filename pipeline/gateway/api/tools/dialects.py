@@ -48,8 +48,8 @@ class Reasoning(_Entry):
     hidden: tuple[str, ...] = ()
 
 
-class Held(_Entry):
-    """Calls as the engine is to hold them, where a tool is strict; see dialects.yaml."""
+class GuidedCalls(_Entry):
+    """Form that guided decoding holds the calls of strict tools to; see dialects.yaml."""
 
     call: str
     parameter: str | None = None
@@ -82,25 +82,25 @@ class ToolDialect(_Entry):
     section: str | None = None
     begin: str | None = None
     stop: str | None = None
-    held: Held | None = None
-    exact: bool = False  # answers are held to `held`: nothing else is a call, and each end is the end
+    guided: GuidedCalls | None = None
+    exact: bool = False  # answers are held to `guided`: nothing else is a call, and each end is the end
 
     @property
     def opens_each(self) -> bool:
         """Whether each call has an opening of its own, because nothing else tells it from text."""
-        ends = self.closes or (self.held is not None and self.held.closes)
+        ends = self.closes or (self.guided is not None and self.guided.closes)
         return self.exact and not ends and not self.head[0]
 
-    def as_held(self) -> ToolDialect:
-        """Return the dialect as answers are parsed that the engine holds to it: they have no calls of another form."""
-        start = self.held is not None and self.held.start
+    def as_guided(self) -> ToolDialect:
+        """Return the dialect for answers that guided decoding holds to it: they have calls of no other form."""
+        start = self.guided is not None and self.guided.start
         bare, opens = (self.bare, ()) if start else (None, self.opens)
         return self.model_copy(update={"exact": True, "hard": False, "bare": bare, "opens": opens})
 
 
-# Of answers that are not parsed for calls.
+# For answers that are not parsed for calls.
 NONE = ToolDialect(name="none", marks=(), form="json", source="pipeline.gateway.api.tools.parser")
-# Of an answer that guided decoding forces to be one call and nothing else, or a list of calls.
+# For an answer that guided decoding forces to be one call and nothing else, or a list of calls.
 FORCED = ToolDialect(
     name="forced", marks=(), form="json", bare="{", source="pipeline.gateway.api.tools.choice"
 )
@@ -124,7 +124,7 @@ def dialects() -> Sequence[ToolDialect]:
 
 def written_dialect(source: str) -> ToolDialect | None:
     """Return the dialect in which a chat template writes calls; None if it is not known."""
-    return next((one for one in dialects() if all(mark in source for mark in one.marks)), None)
+    return next((dialect for dialect in dialects() if all(mark in source for mark in dialect.marks)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class AnswerFormat:
         return self.channels or self.reasoning is not None
 
     def needs_special_tokens(self, special: frozenset[str]) -> bool:
-        """Whether something that answers are parsed by is a special token, which engines leave out by default."""
+        """Whether a mark that answers are parsed by is a special token, which engines leave out by default."""
         marks = [self.reasoning.open, self.reasoning.close] if self.reasoning is not None else []
         if (own := self.dialect) is not None:
             marks += [*own.opens, *own.closes, *own.ends, *own.head, *own.key, *own.value]
@@ -163,12 +163,16 @@ class AnswerFormat:
 def reasoning_of(template: ChatTemplate) -> Reasoning | None:
     """Return the marks that a chat template knows around reasoning; None if it knows none."""
     sources = template.sources.values()
-    known = (one for one in _entries()[0] if any(all(mark in text for mark in one.marks) for text in sources))
+    known = (
+        reasoning
+        for reasoning in _entries()[0]
+        if any(all(mark in text for mark in reasoning.marks) for text in sources)
+    )
     return next(known, None)
 
 
 class Marks:
-    """Finds any of some texts in text that comes in pieces."""
+    """Finds any of several marks in text that arrives in pieces."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted({text for text in texts if text}, key=len, reverse=True)
@@ -177,22 +181,22 @@ class Marks:
         self._longest = max(map(len, known), default=1) - 1
 
     def search(self, text: str, at: int = 0) -> re.Match[str] | None:
-        """Find the first of them, from a place on; None if it is the end of the text, and may begin a longer one."""
+        """Find the first mark from `at` on; None if it ends the text and may begin a longer mark."""
         mark = self.pattern.search(text, at)
         return None if mark and text[mark.start() :] in self._beginnings else mark
 
-    def held(self, text: str) -> int:
-        """Count the characters at the end of a text that may begin one of them.
+    def partial(self, text: str) -> int:
+        """Count the characters at the end of a text that may begin a mark.
 
-        >>> Marks(["<tool_call>", "</think>"]).held("so <tool")
+        >>> Marks(["<tool_call>", "</think>"]).partial("so <tool")
         5
         """
         sizes = range(min(self._longest, len(text)), 0, -1)
         return next((size for size in sizes if text[-size:] in self._beginnings), 0)
 
     def certain(self, text: str) -> int:
-        """Count the characters that come before all that may begin one of them, and before white space at the end."""
-        return len(text[: len(text) - self.held(text)].rstrip())
+        """Count the characters that certainly precede any mark, without white space at their end."""
+        return len(text[: len(text) - self.partial(text)].rstrip())
 
 
 @lru_cache(maxsize=256)
@@ -229,15 +233,15 @@ def read_head(dialect: ToolDialect, text: str) -> CallHead | Incomplete | None:
         return Incomplete()
     if not text.startswith(before):
         return None
-    rest = text[len(before) :]
-    found = [(at, end) for end in after if (at := rest.find(end)) >= 0]
-    if not found:
-        held = max(Marks([end]).held(rest) for end in after)
-        return Incomplete() if _RAW.fullmatch(rest[: len(rest) - held]) else None
-    at, end = min(found)
-    name = re.fullmatch(dialect.tool, rest[:at])
+    after_opening = text[len(before) :]
+    ends = [(at, end) for end in after if (at := after_opening.find(end)) >= 0]
+    if not ends:
+        partial = max(Marks([end]).partial(after_opening) for end in after)
+        return Incomplete() if _RAW.fullmatch(after_opening[: len(after_opening) - partial]) else None
+    at, end = min(ends)
+    name = re.fullmatch(dialect.tool, after_opening[:at])
     if name is None:
-        unnamed = dialect.unnamed is not None and re.fullmatch(dialect.unnamed, rest[:at])
+        unnamed = dialect.unnamed is not None and re.fullmatch(dialect.unnamed, after_opening[:at])
         return CallHead("", len(before) + at + len(end)) if unnamed else None
     return CallHead(name[1], len(before) + at + (0 if end in ("{", "<") else len(end)))
 
@@ -313,13 +317,13 @@ _JSON_STARTS = ('{"name":"', '{"type":"function","name":"')
 _JSON_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)("?)')
 
 
-def may_begin_call(dialect: ToolDialect, rest: str, tools: Iterable[str]) -> bool:
+def may_begin_call(dialect: ToolDialect, text: str, tools: Iterable[str]) -> bool:
     """Whether the end of an answer that was cut off begins a call without a mark."""
     if dialect.form != "json":
-        return any(tool.startswith(rest.rstrip("( ")) for tool in tools)
-    if (name := _JSON_NAME.search(rest)) is not None:
+        return any(tool.startswith(text.rstrip("( ")) for tool in tools)
+    if (name := _JSON_NAME.search(text)) is not None:
         return any(tool == name[1] if name[2] else tool.startswith(name[1]) for tool in tools)
-    compact = "".join(rest.split())
+    compact = "".join(text.split())
     return any(start.startswith(compact) for start in _JSON_STARTS)
 
 

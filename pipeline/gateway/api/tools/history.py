@@ -19,7 +19,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")  # fields of message
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates
 # Field of a chat -> variables of templates that it sets.
 REASONING_VARIABLES = {"thinking": _SWITCHES, "reasoning_effort": ("reasoning_effort", *_SWITCHES)}
-# Efforts that templates without a word for them are told as another one.
+# Efforts that some templates do not know -> the effort that they get instead.
 _NEAREST = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 Messages = Sequence[Mapping[str, Any]]
@@ -46,18 +46,18 @@ def template_messages(messages: Messages, template: ChatTemplate, dialect: ToolD
 
 
 def _with_reasoning(message: Mapping[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """A message whose reasoning, by whatever name it came, is where the template looks for it."""
+    """Move the reasoning of a message to the field that the template reads."""
     if message.get("role") != "assistant":
         return dict(message)
-    given = (message.get(name) for name in _REASONING)
-    text = next((one for one in given if isinstance(one, str) and one), None)
+    reasonings = (message.get(name) for name in _REASONING)
+    text = next((reasoning for reasoning in reasonings if isinstance(reasoning, str) and reasoning), None)
     made = {key: value for key, value in message.items() if key not in _REASONING}
     read = () if text is None else (name for name in _REASONING if name in template.words)
     return {**made, **dict.fromkeys(read, text)}
 
 
 def _in_order_of_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with the results of an answer's calls in the order of the calls, which most templates tell them by."""
+    """Sort the results of an answer's calls into the order of the calls, as most templates expect."""
     made: list[dict[str, Any]] = []
     for are_results, run in groupby(messages, key=lambda message: message.get("role") == "tool"):
         if are_results and made:
@@ -69,7 +69,7 @@ def _in_order_of_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
 
 
 def _one_call_each(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Messages with one call each, followed by its result, and with all that came before it as reasoning.
+    """Split messages into one call each, followed by its result; text before the call becomes reasoning.
 
     The template of gpt-oss writes the first call alone, and takes no text beside reasoning.
     """
@@ -94,7 +94,7 @@ def _one_call_each(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any
 
 
 def _with_ids(messages: Sequence[dict[str, Any]], form: str) -> list[dict[str, Any]]:
-    """Messages whose calls, and results, have ids of a form, numbered through the conversation."""
+    """Number calls and their results through the conversation, with ids of the model's form."""
     ids: dict[Any, str] = {}
     made = []
     for message in messages:

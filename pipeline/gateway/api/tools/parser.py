@@ -6,7 +6,7 @@ are passed on as they come, JSON as the model wrote it; parameters in elements o
 call of a tool that the request does not offer is no call. A call that is cut off before its arguments begin is left
 out, and is no text either. White space between reasoning and text, and before a call, is part of neither.
 
-Every character is looked at a bounded number of times, and only what cannot be told yet is kept.
+Every character is looked at a bounded number of times, and only undecided text is kept.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class AnswerParser:
         self._state = self._outer = self._text
         if format.channels:
             self._state = self._outer = self._header
-            rest = prompt.rpartition(_START)[2]
-            if rest.strip() != "assistant" and _START in prompt:
-                self.feed(rest)
+            turn = prompt.rpartition(_START)[2]
+            if turn.strip() != "assistant" and _START in prompt:
+                self.feed(turn)
         elif reasoning is not None and prompt.rstrip().endswith(reasoning.open):
             self._think()
         if begun:
@@ -111,35 +111,37 @@ class AnswerParser:
 
     def end(self, *, cut: bool = False) -> list[Part]:
         """Return what is left when the answer is over; `cut`: by its limit of tokens, so that it begins no call."""
-        rest = "".join([*self._passed, self._buffer])
+        remaining = "".join([*self._passed, self._buffer])
         if self._state == self._in_arguments and self._reader is not None:
             self._argue(self._reader.finish(self._buffer, cut=cut))
         elif self._state == self._whole_call:
-            rest = self._head + "".join(self._pieces)
-            self._say("" if cut and self._begins_call(rest) else "".join([*self._passed, rest]))
+            remaining = self._head + "".join(self._pieces)
+            self._say("" if cut and self._begins_call(remaining) else "".join([*self._passed, remaining]))
         elif self._state == self._header:
-            self._say(rest if self._is_plain() else "")
-        elif not (self._state == self._between and self.calls and not rest.strip(_BETWEEN)):
+            self._say(remaining if self._is_plain() else "")
+        elif not (self._state == self._between and self.calls and not remaining.strip(_BETWEEN)):
             # A mark alone is held back elsewhere. A single character is more likely text.
             left = self._buffer.strip()
             begins = self._begins_call(left) if self._state == self._between else len(left) > 1
-            self._say("" if cut and begins else rest.rstrip() if self._kind is ReasoningPart else rest)
+            self._say(
+                "" if cut and begins else remaining.rstrip() if self._kind is ReasoningPart else remaining
+            )
         self._buffer, self._passed = "", []
         parts, self._parts = self._parts, []
         return parts
 
-    def _begins_call(self, left: str) -> bool:
-        """Whether what is left of a cut answer begins a call."""
-        rest, dialect = left.lstrip(_BETWEEN), self._dialect
+    def _begins_call(self, unread: str) -> bool:
+        """Whether the unread end of a cut answer begins a call."""
+        text, dialect = unread.lstrip(_BETWEEN), self._dialect
         marks = (*dialect.closes, *dialect.opens)
-        if self._marked or not dialect.opens or any(mark.startswith(rest) for mark in marks):
+        if self._marked or not dialect.opens or any(mark.startswith(text) for mark in marks):
             return True
-        return may_begin_call(dialect, rest, self._tools)
+        return may_begin_call(dialect, text, self._tools)
 
     # What the model says and thinks.
 
     def _say(self, text: str) -> None:
-        """Pass text on, of the kind that comes now, without special tokens."""
+        """Pass text on as the current kind of part, without special tokens."""
         text = self._special.sub("", text)
         if self._fresh:
             text = text.lstrip()
@@ -153,14 +155,14 @@ class AnswerParser:
         self._state = self._outer = self._think_on
 
     def _text(self) -> bool:
-        """Outside of calls and reasoning."""
+        """Parse text outside of calls and reasoning."""
         if not self._begun:
             if not (start := self._buffer.lstrip()):
                 self._take(len(self._buffer) if len(self._buffer) > _PIECE else 0)
                 return False
             marked = self._marks.search(start)
             if not (marked and marked.start() == 0):
-                if self._marks.held(start) == len(start):
+                if self._marks.partial(start) == len(start):
                     return False
                 if (bare := begins_bare(self._dialect, start, self._tools)) is not False:
                     if bare:
@@ -175,40 +177,40 @@ class AnswerParser:
         return self._pass(mark)
 
     def _pass(self, mark: re.Match[str]) -> bool:
-        """Take what stands up to a mark outside of calls."""
-        reasoning, found = self._format.reasoning, mark[0]
+        """Take the text before a mark outside of calls."""
+        reasoning, text = self._format.reasoning, mark[0]
         before = self._buffer[: mark.start()]
-        if found in self._starts:
-            return self._may_call(before, found)
-        if reasoning and found == reasoning.open and not before.strip() and self._last is not TextPart:
+        if text in self._starts:
+            return self._may_call(before, text)
+        if reasoning and text == reasoning.open and not before.strip() and self._last is not TextPart:
             self._think()
-        elif reasoning and found == reasoning.close and self._reasoned:
+        elif reasoning and text == reasoning.close and self._reasoned:
             self._say(before)
         else:
-            shown = before if self._special.search(found) else before + found
+            shown = before if self._special.search(text) else before + text
             self._say(shown)
             self._begun = self._begun or bool(shown.strip())
         self._buffer = self._buffer[mark.end() :]
         return True
 
     def _think_on(self) -> bool:
-        """Within reasoning, which its closing mark ends, or a call."""
+        """Parse reasoning, which ends with its closing mark or a call."""
         reasoning, mark = self._format.reasoning, self._marks.search(self._buffer)
         assert reasoning is not None
         if mark is None:
             self._take(self._marks.certain(self._buffer))
             return False
-        before, found = self._buffer[: mark.start()], mark[0]
-        if found == reasoning.close:
+        before, text = self._buffer[: mark.start()], mark[0]
+        if text == reasoning.close:
             self._say(before.rstrip())
             self._kind, self._fresh = TextPart, True
             self._state = self._outer = self._text
-        elif found in self._starts:
-            return self._may_call(before, found)
-        elif found != reasoning.open:
+        elif text in self._starts:
+            return self._may_call(before, text)
+        elif text != reasoning.open:
             self._say(before)
         elif before.strip() or self._last is ReasoningPart:
-            self._say(before + found)
+            self._say(before + text)
         self._buffer = self._buffer[mark.end() :]
         return True
 
@@ -228,7 +230,7 @@ class AnswerParser:
     # Channels.
 
     def _header(self) -> bool:
-        """Before a message of a channel."""
+        """Parse the header of a channel's message."""
         if self._is_plain():
             self._kind, self._state, self._outer = TextPart, self._message, self._message
             return True
@@ -253,14 +255,14 @@ class AnswerParser:
         return True
 
     def _is_plain(self) -> bool:
-        """Whether what should be a header is none: the model was held to a form, or wrote none."""
-        rest = self._buffer.lstrip()
-        if "assistant".startswith(rest[:9]):
-            rest = rest[9:].lstrip()
-        return not any(rest.startswith(one) or one.startswith(rest) for one in _HEADERS)
+        """Whether the answer goes on without a header: under guided decoding, or because the model left it out."""
+        begun = self._buffer.lstrip()
+        if "assistant".startswith(begun[:9]):
+            begun = begun[9:].lstrip()
+        return not any(begun.startswith(header) or header.startswith(begun) for header in _HEADERS)
 
     def _message(self) -> bool:
-        """Within a message of a channel."""
+        """Parse a message of a channel."""
         mark = self._ends.search(self._buffer)
         if mark is None:
             self._take(self._ends.certain(self._buffer))
@@ -275,32 +277,32 @@ class AnswerParser:
     # Calls.
 
     def _between(self) -> bool:
-        """Where a call may begin, or the calls end."""
+        """Parse where a call may begin, or the calls end."""
         marks = (*self._dialect.closes, *self._dialect.opens)
         at = 0
         while at < len(self._buffer) and self._buffer[at] in _BETWEEN:
             if any(self._buffer.startswith(mark[: len(self._buffer) - at], at) for mark in marks):
                 break
             at += 1
-        rest = self._buffer[at:]
+        text = self._buffer[at:]
         for mark in marks:
-            if rest.startswith(mark):
+            if text.startswith(mark):
                 self._pass_mark(mark, at + len(mark))
                 return True
-        if any(mark.startswith(rest) for mark in marks):
+        if any(mark.startswith(text) for mark in marks):
             return False
         alone = self.calls and not self._marked and self._dialect.opens_each
-        head = None if alone else read_head(self._dialect, rest)
+        head = None if alone else read_head(self._dialect, text)
         if isinstance(head, Incomplete):
             return False
         if head is None:
             return self._no_call()
         objects = not head.name
-        if objects or (self._dialect.form == "python" and rest[0] != "{"):
+        if objects or (self._dialect.form == "python" and text[0] != "{"):
             if head.name not in self._tools and not (objects or self._marked or self.calls):
                 return self._no_call()
             self._passed += [self._buffer[:at]] if at else []
-            self._buffer, self._head = rest[head.used :], rest[: head.used]
+            self._buffer, self._head = text[head.used :], text[: head.used]
             self._pieces, self._name, self._state = [], head.name, self._whole_call
             self._scanner = Scanner() if objects else Scanner("\"'", depth=1)
             return True
@@ -321,7 +323,7 @@ class AnswerParser:
             self._marked = True
 
     def _no_call(self) -> bool:
-        """Take what stands here as text, and what led to it, unless a call was parsed from there."""
+        """Take the text here as no call, with the marks before it unless a call was parsed after them."""
         text, self._passed, self._state = "".join(self._passed), [], self._outer
         before, at = self._dialect.head[0], len(self._buffer) - len(self._buffer.lstrip(_BETWEEN))
         if not text and before and self._buffer.startswith(before, at):
@@ -348,7 +350,7 @@ class AnswerParser:
 
     @property
     def _keeps(self) -> bool:
-        """Whether the call that comes now is one of those that the answer may have."""
+        """Whether the answer may have one more call."""
         return self._max_calls is None or self.calls <= self._max_calls
 
     def _argue(self, text: str) -> None:
@@ -369,7 +371,7 @@ class AnswerParser:
         return step.over
 
     def _whole_call(self) -> bool:
-        """Within a call that is read when it is complete: Python, JSON with its keys in another order, or unnamed."""
+        """Collect a call that is parsed once complete: Python, JSON with other order of keys, or unnamed."""
         end = self._scanner.end(self._buffer)
         self._pieces.append(self._buffer if end is None else self._buffer[:end])
         self._buffer = "" if end is None else self._buffer[end:]

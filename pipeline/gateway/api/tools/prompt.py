@@ -1,4 +1,4 @@
-"""How tools come into the prompt: by the model's chat template, or by a section in plain words where that takes none.
+"""Tools in the prompt: by the model's chat template, or by a section in plain text if the template takes no tools.
 
 The section is a `ChatTemplate` of its own around the model's: it puts the tools, and how to call one, before the
 conversation, writes earlier calls as the model is asked to write them, and their results as a turn of the user. So any

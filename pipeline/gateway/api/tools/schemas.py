@@ -1,4 +1,4 @@
-"""Reads what the schemas of tools, which clients may have written in any form, say of parameters and their values."""
+"""Reading of parameters and their types from the schemas of tools, which clients may have written in any form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", 
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Read an object in JSON; nothing is the empty one, and anything else is None."""
+    """Parse a JSON object; an empty text is an empty object, and anything else is None."""
     try:
         read = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -25,8 +25,8 @@ def parameters_of(function: Any) -> Mapping[str, Any]:
     """Return the schema of a function's parameters, its own reference followed; an empty one if there is none."""
     schema = function.get("parameters") if isinstance(function, Mapping) else None
     if isinstance(schema, Mapping) and "properties" not in schema and "$ref" in schema:
-        found = referred(schema["$ref"], schema)
-        schema = {**schema, **found} if isinstance(found, Mapping) else schema
+        resolved = referred(schema["$ref"], schema)
+        schema = {**schema, **resolved} if isinstance(resolved, Mapping) else schema
     return schema if isinstance(schema, Mapping) else {}
 
 
@@ -37,7 +37,7 @@ def parameter_schemas(function: Any) -> Mapping[str, Any]:
 
 
 def referred(reference: Any, root: Any) -> Any:
-    """Return the part of a schema that a reference into it means; None if there is none.
+    """Resolve a reference into a schema; None if it leads nowhere.
 
     >>> referred("#/$defs/day", {"$defs": {"day": {"type": "integer"}}})
     {'type': 'integer'}
@@ -62,21 +62,21 @@ def schema_types(schema: Any, root: Any = None) -> frozenset[str]:
     >>> sorted(schema_types({"anyOf": [{"type": "integer"}, {"const": None}]}))
     ['integer', 'null']
     """
-    types, seen, left = set[str](), set[int](), [schema]
-    while left and len(seen) < _MAX_PARTS:
+    types, visited, left = set[str](), set[int](), [schema]
+    while left and len(visited) < _MAX_PARTS:
         part = left.pop()
-        if not isinstance(part, Mapping) or id(part) in seen:
+        if not isinstance(part, Mapping) or id(part) in visited:
             continue
-        seen.add(id(part))
-        given = part.get("type")
-        if given is None:
+        visited.add(id(part))
+        kinds = part.get("type")
+        if kinds is None:
             values = part.get("enum", [part["const"]] if "const" in part else ())
-            given = (
+            kinds = (
                 [_JSON_TYPES.get(type(value), "null") for value in values] if isinstance(values, list) else ()
             )
-        given = [given] if isinstance(given, str) else given
-        types.update(one for one in given if isinstance(one, str)) if isinstance(
-            given, list | tuple
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        types.update(kind for kind in kinds if isinstance(kind, str)) if isinstance(
+            kinds, list | tuple
         ) else None
         for kind in ("anyOf", "oneOf", "allOf"):
             parts = part.get(kind)
@@ -103,7 +103,7 @@ def tool_by_arguments(arguments: str, tools: Mapping[str, Any]) -> str | None:
 
 
 def typed_value(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a parameter's text: of what it says where its schema takes that, else of the text itself."""
+    """Convert a parameter's text to JSON: parsed where its schema allows the value, else as a string."""
     if "string" in types and not (text == "null" and "null" in types):
         return json.dumps(text, ensure_ascii=False)
     for read in (json.loads, ast.literal_eval):

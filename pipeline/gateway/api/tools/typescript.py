@@ -40,7 +40,7 @@ def with_sorted_keys(value: Any) -> Any:
     """Return JSON with the keys of all objects in order."""
     if isinstance(value, Mapping):
         return {key: with_sorted_keys(value[key]) for key in sorted(value)}
-    return [with_sorted_keys(one) for one in value] if isinstance(value, list) else value
+    return [with_sorted_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def typescript_tools(tools: Sequence[Mapping[str, Any]]) -> str | None:
@@ -72,13 +72,13 @@ class _Declaration:
             interfaces.append("interface parameters {" + (f"\n{body}\n" if body else "") + "}")
             parameters = "parameters"
         for name, schema in self._definitions.items():
-            said = schema.get("description") or ""
-            comment = f"{_comment(said, '')}\n" if said else ""
+            description = schema.get("description") or ""
+            comment = f"{_comment(description, '')}\n" if description else ""
             interfaces.append(f"{comment}interface {name} {self._type(schema, '')}")
-        said, name = self._function.get("description") or "", self._function.get("name", "function")
+        description, name = self._function.get("description") or "", self._function.get("name", "function")
         lines = (
             "\n".join(interfaces),
-            _comment(said, "") if said else "",
+            _comment(description, "") if description else "",
             f"type {name} = (_: {parameters}) => any;",
         )
         return "\n".join(filter(None, lines))
@@ -119,12 +119,14 @@ class _Declaration:
         if kind == "$ref":
             return self._reference(schema["$ref"])
         if kind == "anyOf":
-            return " | ".join(self._type(one, indent) for one in schema["anyOf"])
+            return " | ".join(self._type(branch, indent) for branch in schema["anyOf"])
         if kind == "enum":
             _check_enum(schema)
-            return " | ".join(f'"{one}"' if isinstance(one, str) else str(one) for one in schema["enum"])
+            return " | ".join(
+                f'"{value}"' if isinstance(value, str) else str(value) for value in schema["enum"]
+            )
         if kind == "types":
-            return " | ".join(_TYPES[one] for one in schema["type"])
+            return " | ".join(_TYPES[kind] for kind in schema["type"])
         if kind == "object":
             return self._object(schema, indent)
         if kind == "array":
@@ -164,10 +166,10 @@ def _comments(schema: Any, indent: str) -> str:
     """Lines with the description of a schema, and its constraints."""
     if isinstance(schema, bool):
         return ""
-    said, keywords = schema.get("description") or "", _CONSTRAINTS.get(_kind(schema), ())
-    given = ", ".join(f"{keyword}: {schema[keyword]}" for keyword in keywords if keyword in schema)
-    lines = [_comment(said, indent)] if said else []
-    return "".join(f"{line}\n" for line in (*lines, *([f"{indent}// {given}"] if given else [])))
+    description, keywords = schema.get("description") or "", _CONSTRAINTS.get(_kind(schema), ())
+    constraints = ", ".join(f"{keyword}: {schema[keyword]}" for keyword in keywords if keyword in schema)
+    lines = [_comment(description, indent)] if description else []
+    return "".join(f"{line}\n" for line in (*lines, *([f"{indent}// {constraints}"] if constraints else [])))
 
 
 def _comment(text: str, indent: str) -> str:
@@ -176,10 +178,10 @@ def _comment(text: str, indent: str) -> str:
 
 def _check_enum(schema: Mapping[str, Any]) -> None:
     """Raise ValueError if values are not of the type that a schema names beside them."""
-    given = schema.get("type")
-    kinds = given if isinstance(given, list) else [given]
+    declared = schema.get("type")
+    kinds = declared if isinstance(declared, list) else [declared]
     if len(kinds) > 2 or (len(kinds) == 2 and "null" not in kinds):
         raise ValueError("values of several types")
-    kind = _OF_TYPE.get(next((one for one in kinds if one != "null"), None) or "", object)
-    if not all(one is None or isinstance(one, kind) for one in schema["enum"]):
+    kind = _OF_TYPE.get(next((kind for kind in kinds if kind != "null"), None) or "", object)
+    if not all(value is None or isinstance(value, kind) for value in schema["enum"]):
         raise ValueError("a value of another type")

@@ -1,4 +1,4 @@
-"""LoRA adapters of an engine: all lie in the graph, and each token of a step is changed by that of its sequence.
+"""LoRA adapters of an engine: all are in the graph, and each token of a step takes the one of its sequence.
 
     y = W x + B_k A_k x           k: the token's adapter; B is scaled already
 

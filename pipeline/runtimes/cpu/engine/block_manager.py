@@ -43,14 +43,14 @@ class CacheLayout:
         return 0 if window is None else max(0, filled - window) // self.block_size
 
     def most(self, window: int | None, blocks: int) -> int:
-        """Most blocks that a sequence of `blocks` holds, but for the tokens of a step, which `slack` is for."""
+        """Most blocks that a sequence of `blocks` holds between steps; `slack` has those of the tokens of a step."""
         if window is None:
             return blocks
         return min(blocks, self.blocks_for(window + self.draft_tokens + self.block_size - 2) + 1)
 
     @property
     def slack(self) -> int:
-        """Blocks with the tokens of a step, of all sequences together, beyond `most` of each."""
+        """Blocks for the tokens of one step, of all sequences together."""
         return self.blocks_for(self.step_tokens)
 
     def pools(self, blocks: int, longest: int) -> list[int]:
@@ -137,7 +137,7 @@ class BlockManager:
     def admit(
         self, prompt: abc.Sequence[int], max_tokens: int, *, reuse: bool = True, salt: bytes = b""
     ) -> Pages | None:
-        """Pages with the cached beginning of `prompt` and room reserved for `max_tokens`; None if it does not fit.
+        """Make pages with the cached beginning of `prompt` and room for `max_tokens`; None if it does not fit.
 
         Args:
             prompt: Its tokens.
@@ -153,13 +153,15 @@ class BlockManager:
             [pool.cached[digest] for digest in digests[first:]]
             for pool, first in zip(self._pools, firsts, strict=True)
         ]
-        if not all(pool.fits(pages.max_blocks, found) for pool, found in zip(self._pools, hits, strict=True)):
+        if not all(
+            pool.fits(pages.max_blocks, cached) for pool, cached in zip(self._pools, hits, strict=True)
+        ):
             return None
-        for pool, table, first, found in zip(self._pools, pages.tables, firsts, hits, strict=True):
-            pool.reserve(pages.max_blocks, found)
-            table.blocks[first:count] = found
+        for pool, table, first, cached in zip(self._pools, pages.tables, firsts, hits, strict=True):
+            pool.reserve(pages.max_blocks, cached)
+            table.blocks[first:count] = cached
             table.first = first
-            pages.reused += len(found)
+            pages.reused += len(cached)
         pages.count, pages.filled, pages.digests = count, filled, digests
         return pages
 
@@ -196,7 +198,7 @@ class BlockManager:
                 table.first = first
 
     def release(self, pages: Pages) -> None:
-        """Give everything back. Later blocks become idle first, so that beginnings stay cached longest."""
+        """Free all blocks of a sequence, the last ones first, so that its beginning stays cached longest."""
         for pool, table in zip(self._pools, pages.tables, strict=True):
             pool.unreserve(pages.max_blocks, pages.count)
             pool.give_back(table.blocks[table.first : pages.count].tolist()[::-1])

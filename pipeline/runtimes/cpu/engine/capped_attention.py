@@ -22,7 +22,9 @@ _PAST, _BEGINS, _BLOCKS, _BLOCK_BEGINS, _SCALE, _WINDOW = range(5, 11)
 
 def uncap_attention(model: ov.Model) -> None:
     """Replace capped attention by the operation that OpenVINO knows."""
-    for node in [one for one in model.get_ops() if one.get_friendly_name().startswith(CAPPED)]:
+    for node in [
+        operation for operation in model.get_ops() if operation.get_friendly_name().startswith(CAPPED)
+    ]:
         values = node.input_value(1)
         masked = _source(node, 0, 0)  # softmax, and the sum of scores and mask below it
         mask = masked.input_value(1)
@@ -37,7 +39,9 @@ def uncap_attention(model: ov.Model) -> None:
 def cap_paged_attention(model: ov.Model, cap: float) -> None:
     """Compute what PagedAttention does, but with capped scores; it still writes keys and values."""
     places: dict[str, tuple[Node, Node]] = {}
-    for node in [one for one in model.get_ops() if one.get_type_name() == "PagedAttentionExtension"]:
+    for node in [
+        operation for operation in model.get_ops() if operation.get_type_name() == "PagedAttentionExtension"
+    ]:
         inputs = [node.input_value(index) for index in range(node.get_input_size())]
         group = inputs[_PAST].get_node().get_friendly_name()
         if group not in places:
@@ -86,13 +90,13 @@ def _places(inputs: list[Output]) -> tuple[Node, Node]:
         ops.gather(ops.shape_of(blocks, "i32"), _i32(0), _i32(0)), block_begins
     )
     within = ops.unsqueeze(ops.range(_i32(0), size, _i32(1), Type.i32), _i32([0]))
-    held = ops.add(ops.multiply(ops.unsqueeze(block_order, _i32([1])), size), within)
-    filled = ops.less(held, ops.unsqueeze(ops.gather(past, block_owner, _i32(0)), _i32([1])))
+    cached_position = ops.add(ops.multiply(ops.unsqueeze(block_order, _i32([1])), size), within)
+    filled = ops.less(cached_position, ops.unsqueeze(ops.gather(past, block_owner, _i32(0)), _i32([1])))
     # A place that is not filled belongs to no sequence.
     owners = ops.select(filled, ops.unsqueeze(block_owner, _i32([1])), _i32(-1))
     all_owners, all_positions = (
-        ops.concat([ops.reshape(one, _i32([-1]), special_zero=False), other], 0)
-        for one, other in ((owners, owner), (held, position))
+        ops.concat([ops.reshape(cached, _i32([-1]), special_zero=False), computed], 0)
+        for cached, computed in ((owners, owner), (cached_position, position))
     )
     distance = ops.subtract(ops.unsqueeze(position, _i32([1])), ops.unsqueeze(all_positions, _i32([0])))
     same = ops.equal(ops.unsqueeze(owner, _i32([1])), ops.unsqueeze(all_owners, _i32([0])))
@@ -100,7 +104,7 @@ def _places(inputs: list[Output]) -> tuple[Node, Node]:
 
 
 def _owners(count: Node, begins: Output) -> tuple[Node, Node]:
-    """[count] each: the sequence that an entry belongs to, and its order therein, by where each sequence begins."""
+    """Sequence of each entry, and its position there, [count] each; `begins`: first entry of each sequence."""
     entries = ops.range(_i32(0), count, _i32(1), Type.i32)
     begun = ops.less_equal(ops.unsqueeze(begins, _i32([0])), ops.unsqueeze(entries, _i32([1])))
     owner = ops.subtract(ops.reduce_sum(ops.convert(begun, Type.i32), _i32([1])), _i32(1))
@@ -108,19 +112,21 @@ def _owners(count: Node, begins: Output) -> tuple[Node, Node]:
 
 
 def _attention(
-    inputs: list[Output], distance: Node, seen: Node, kv_heads: int, head_dim: int, cap: float
+    inputs: list[Output], distance: Node, visible: Node, kv_heads: int, head_dim: int, cap: float
 ) -> Node:
     """[tokens, heads * head_dim]: what the tokens of the step see in the blocks and in the step itself."""
     window = inputs[_WINDOW]
     near = ops.logical_or(ops.equal(window, _i32(0)), ops.less(distance, window))
-    mask = ops.select(ops.logical_and(seen, near), _f32(0.0), _f32(_MASKED))
+    mask = ops.select(ops.logical_and(visible, near), _f32(0.0), _f32(_MASKED))
 
     def everything(cache: Output, current: Output) -> Node:
         """[kv_heads, 1, keys, head_dim]"""
-        held = ops.convert(ops.gather(cache, inputs[_BLOCKS], _i32(0)), Type.f32)
-        held = ops.reshape(ops.transpose(held, _i32([1, 0, 2, 3])), _i32([kv_heads, 1, -1, head_dim]), False)
+        cached = ops.convert(ops.gather(cache, inputs[_BLOCKS], _i32(0)), Type.f32)
+        cached = ops.reshape(
+            ops.transpose(cached, _i32([1, 0, 2, 3])), _i32([kv_heads, 1, -1, head_dim]), False
+        )
         new = ops.reshape(current, _i32([-1, kv_heads, 1, head_dim]), False)
-        return ops.concat([held, ops.transpose(new, _i32([1, 2, 0, 3]))], 2)
+        return ops.concat([cached, ops.transpose(new, _i32([1, 2, 0, 3]))], 2)
 
     keys, values = (
         everything(inputs[_KEY_CACHE], inputs[_KEY]),

@@ -85,7 +85,7 @@ class EngineCore:
     def precisions(self) -> dict[str, str]:
         """Model -> type that it computes in, and why."""
         models = {"target": self._target, "draft": self._draft}
-        return {name: f"{one.precision}: {one.reason}" for name, one in models.items() if one}
+        return {name: f"{model.precision}: {model.reason}" for name, model in models.items() if model}
 
     def check(self, request: EngineRequest) -> None:
         """Raises InvalidRequest if the request could never run."""
@@ -122,8 +122,8 @@ class EngineCore:
             raise InvalidRequest(f"embedding_bias: has shape {bias.shape}, must be ({vocab},)")
         if request.adapter and request.adapter not in self._target.adapters:
             names = ", ".join(self._target.adapters)
-            there = f"there are {names}" if names else "this engine has no adapters"
-            raise InvalidRequest(f"adapter = {request.adapter[:64]!r}: is unknown; {there}")
+            known = f"there are {names}" if names else "this engine has no adapters"
+            raise InvalidRequest(f"adapter = {request.adapter[:64]!r}: is unknown; {known}")
         if request.guide is not None and self.grammars is None:
             raise InvalidRequest(
                 "guided_decoding_guide_type: this engine was started without guided decoding"
@@ -230,7 +230,7 @@ class EngineCore:
         log_probs: list[float],
         logits: npt.NDArray[np.float32],
     ) -> int:
-        """Take what a step computed for one sequence; how many tokens it made."""
+        """Apply the result of a step to one sequence, and return how many tokens it gained."""
         sequence, pages = piece.sequence, piece.sequence.target
         if pages is None or not pages.tables:
             return 0  # its sink failed on context logits
@@ -280,7 +280,7 @@ class EngineCore:
         log_probs: abc.Sequence[float] = (),
         logits: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Free what the sequence holds, then tell its sink."""
+        """Free the blocks of a sequence, then send its last output."""
         output = sequence.output(tokens, log_probs, finish, error, logits)
         self._scheduler.remove(sequence)
         del self._sequences[sequence.request.id]

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """A model behind a thread of its own, which any thread may send requests to.
+    """An engine that runs in its own thread; any thread may submit requests.
 
     >>> engine = Engine(Path("target"), None, EngineSettings())           # doctest: +SKIP
     >>> engine.submit(EngineRequest("1", (1, 2, 3), 8, end_id=2), sink=print)   # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Compiles the forms of answers in processes that the kernel may end: strangers send some that take seconds, or GB.
+"""Server that compiles guides in worker processes, under limits: a client may send one that takes seconds, or GB.
 
     python grammar_server.py TOKENIZER END_ID MEMORY_MIB
 
@@ -68,7 +68,7 @@ def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """Compile a grammar, and compute the tokens that may come first, which later matchers of it need not do again.
 
     Raises:
-        ValueError: It is none, or no text has its form.
+        ValueError: The guide is malformed, or no text matches it.
     """
     made = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
     if made.is_error():
@@ -151,7 +151,7 @@ class StructuralTag:
         self._rules: list[str] = []
 
     def write(self, tag: Any) -> str:
-        """Raises ValueError if it is none, or has a format that is not known."""
+        """Parse a structural tag. Raises ValueError if it is malformed, or has an unknown format."""
         try:
             start = self._format(tag["format"])
         except (KeyError, TypeError, AttributeError) as error:
@@ -189,8 +189,8 @@ class StructuralTag:
 
     def _triggered(self, node: Mapping[str, Any]) -> str:
         tags, triggers = node["tags"], [self._first(trigger) for trigger in node["triggers"]]
-        held = {id for trigger in triggers for id in self._ids(trigger)}
-        free = [id for id in self._special.values() if id not in held]
+        taken = {id for trigger in triggers for id in self._ids(trigger)}
+        free = [id for id in self._special.values() if id not in taken]
         items = [
             f"{self._until(trigger)} {self._choice(list(self._begun(tags, trigger)))}"
             for trigger in dict.fromkeys(triggers)
@@ -199,17 +199,17 @@ class StructuralTag:
         ends = bool(node.get("stop_after_first"))
         many = self._choice([part for part in (text, *(() if ends else items)) if part])
         last = self._choice(["TEXT", *(items if ends else ())])
-        rest = f"{many}* {last}" if many else last
+        further = f"{many}* {last}" if many else last
         if not node.get("at_least_one"):
-            return rest
+            return further
         first = self._choice(list(map(self._tag, tags)))
-        return first if ends else f"{first} {rest}"
+        return first if ends else f"{first} {further}"
 
     def _begun(self, tags: Sequence[Mapping[str, Any]], trigger: str) -> Iterator[str]:
         yield from (self._tag(tag, trigger) for tag in tags if tag["begin"].startswith(trigger))
 
     def _first(self, trigger: str) -> str:
-        """A trigger up to its first special token, with which it cannot be mistaken any more."""
+        """Cut a trigger after its first special token, which identifies it."""
         token = self._cut.search(trigger)
         return trigger[: token.end()] if token else trigger
 
@@ -217,16 +217,16 @@ class StructuralTag:
         yield from (self._special[token] for token in self._cut.findall(text))
 
     def _until(self, end: str) -> str:
-        """Any text up to an end, which is not empty, with it."""
+        """Rule for any text up to and including a non-empty end."""
         if not end:
             raise ValueError("what may hold any text needs an end")
-        before, *rest = self._cut.split(end, maxsplit=1)
+        before, *ending = self._cut.split(end, maxsplit=1)
         # One lexeme, as lazy rules are: else TEXT would take the beginning of the end, too.
-        spelled = self._rule(f"TEXT {_quoted(''.join([before, *rest[:1]]))}", "[lazy]")
-        if not rest:
+        spelled = self._rule(f"TEXT {_quoted(''.join([before, *ending[:1]]))}", "[lazy]")
+        if not ending:
             return spelled
         text = self._rule(f"TEXT {_quoted(before)}", kind="R") if before else "TEXT"
-        return f"{self._choice([f'{text} {self._literal(rest[0])}', spelled])} {self._literal(rest[1])}"
+        return f"{self._choice([f'{text} {self._literal(ending[0])}', spelled])} {self._literal(ending[1])}"
 
     def _literal(self, text: str) -> str:
         parts = [part for part in self._cut.split(text) if part]
@@ -261,7 +261,7 @@ def serve(tokenizer: LLTokenizer, engine: socket.socket, memory_bytes: int) -> N
         message, sockets, _, _ = socket.recv_fds(engine, 1, 1)
         if not message:
             return
-        with socket.socket(fileno=sockets[0]) as asked:
+        with socket.socket(fileno=sockets[0]) as connection:
             try:
                 worker = os.fork()
             except OSError as error:
@@ -269,10 +269,10 @@ def serve(tokenizer: LLTokenizer, engine: socket.socket, memory_bytes: int) -> N
                 continue
             if worker == 0:
                 engine.close()
-                _work(tokenizer, asked, memory_bytes)
+                _work(tokenizer, connection, memory_bytes)
 
 
-def _work(tokenizer: LLTokenizer, asked: socket.socket, memory_bytes: int) -> None:
+def _work(tokenizer: LLTokenizer, connection: socket.socket, memory_bytes: int) -> None:
     """Compile one form, and end this process, which is a fork: nothing of what it forked is to be cleaned up."""
     try:
         # What is ended for want of memory would say so there.
@@ -282,18 +282,18 @@ def _work(tokenizer: LLTokenizer, asked: socket.socket, memory_bytes: int) -> No
             Path("/proc/self/oom_score_adj").write_text("1000")
         before = _memory_bytes()
         resource.setrlimit(resource.RLIMIT_AS, (before + memory_bytes, before + memory_bytes))
-        content = b"".join(iter(lambda: asked.recv(2**18), b""))
+        content = b"".join(iter(lambda: connection.recv(2**18), b""))
         if not content:
             return
         request = json.loads(content)
         os.nice(request["nice"])
-        asked.sendall(BEGUN)
+        connection.sendall(BEGUN)
         signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
         answer = _compile(tokenizer, request["kind"], request["text"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         if "grammar" in answer:
             answer["memory_bytes"] = _memory_bytes() - before
-        asked.sendall(json.dumps(answer).encode())
+        connection.sendall(json.dumps(answer).encode())
     except (MemoryError, OSError):
         # Said by silence, as by whatever the kernel ends; or the engine has gone.
         pass

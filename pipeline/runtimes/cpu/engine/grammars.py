@@ -1,4 +1,4 @@
-"""Forms that answers can be held to: compiled for each request, without keeping the engine or its callers waiting.
+"""Guides of answers: compiled for each request, without blocking the engine or its callers.
 
 Guides mean what they mean to TensorRT-LLM (`guided_decoding_guide_type` and `guided_decoding_guide`, release 1.2), but
 that `json` is an object, and that JSON has no white space between its parts, as in OpenAI's own answers: a small model
@@ -64,11 +64,11 @@ class GrammarBudget:
 
 
 class GrammarsUnavailable(RuntimeError):
-    """No process could be had to compile a guide in."""
+    """No worker process could be started to compile a guide."""
 
 
 class Grammars:
-    """The forms that answers of one model can be held to. Safe to use from several threads."""
+    """Compiles and caches the guides of one model. Safe to use from several threads."""
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, budget: GrammarBudget | None = None) -> None:
         """
@@ -89,7 +89,7 @@ class Grammars:
         self._workers.start()
 
     def close(self) -> None:
-        """End the process; what is being compiled is given up."""
+        """End the process; guides that are being compiled are dropped."""
         self._workers.close()
         for lane in self._lanes:
             lane.shutdown(cancel_futures=True)
@@ -151,7 +151,7 @@ class Grammars:
             return self._refused.get(guide)
 
     def _compile(self, guide: Guide, cpu_s: float, *, final: bool = True) -> LLMatcher | InvalidRequest:
-        """Compile a guide, and remember what came of it.
+        """Compile a guide, and cache the result or the error.
 
         Raises:
             _OverBudget: It takes too long, and is not to be `final`.
@@ -196,16 +196,16 @@ class Grammars:
 
 
 class _OverBudget(Exception):
-    """A worker was ended."""
+    """A worker exceeded its budget and was killed."""
 
 
 class _Workers:
-    """The other end of `grammar_server`: one process, started again when it is lost."""
+    """Client of `grammar_server`: one process, restarted when it is lost."""
 
     def __init__(self, vocabulary: Vocabulary, memory_mib: int) -> None:
         # -P: its folder, this one, has modules that are named as others'.
-        words = (grammar_server.__file__, vocabulary.tokenizer, vocabulary.end_id, memory_mib)
-        self._command = [sys.executable or "python3", "-P", *map(str, words)]
+        arguments = (grammar_server.__file__, vocabulary.tokenizer, vocabulary.end_id, memory_mib)
+        self._command = [sys.executable or "python3", "-P", *map(str, arguments)]
         self._lock = threading.Lock()  # guards what follows
         self._control: socket.socket | None = None
         # A worker that waits for the next guide: making one takes longer than most guides do.
@@ -235,8 +235,8 @@ class _Workers:
         """
         if len(guide.text.encode(errors="replace")) > _MAX_GUIDE_BYTES:
             raise ValueError(f"has more than {_MAX_GUIDE_BYTES} bytes")
-        asked = {"kind": guide.kind, "text": guide.text, "cpu_s": cpu_s, "nice": niceness}
-        request = json.dumps(asked).encode()
+        fields = {"kind": guide.kind, "text": guide.text, "cpu_s": cpu_s, "nice": niceness}
+        request = json.dumps(fields).encode()
         for _ in range(_ATTEMPTS):
             with self._lock:
                 control = self._connected()
@@ -261,11 +261,11 @@ class _Workers:
         if self._closed:
             raise GrammarsUnavailable("the engine is closed")
         if self._control is None:
-            self._control, there = socket.socketpair()
-            with there:
+            self._control, child_end = socket.socketpair()
+            with child_end:
                 process = subprocess.Popen(
                     self._command,
-                    stdin=there.fileno(),
+                    stdin=child_end.fileno(),
                     # Python in Triton's stub knows modules from more places than its command line would.
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
@@ -291,11 +291,11 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket, spare: list[s
 
 
 def _worker(control: socket.socket) -> socket.socket:
-    """Ask the server for a worker; what is sent to it is lost if there is no server any more."""
-    worker, there = socket.socketpair()
+    """Ask the server for a worker; a request to it is lost if the server has ended."""
+    worker, child_end = socket.socketpair()
     worker.settimeout(_ANSWER_S)
-    with there, contextlib.suppress(OSError):
-        socket.send_fds(control, [b"f"], [there.fileno()])
+    with child_end, contextlib.suppress(OSError):
+        socket.send_fds(control, [b"f"], [child_end.fileno()])
     return worker
 
 

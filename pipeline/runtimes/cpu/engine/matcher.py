@@ -1,4 +1,4 @@
-"""Masks over the vocabulary for answers that are held to a form, also for drafts."""
+"""Masks over the vocabulary for guided decoding, also of drafts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Matcher:
         return self._masks[key]
 
     def append(self, token: int) -> None:
-        """The answer got one more token; `fault` is set if it may not come."""
+        """Append a token of the answer; `fault` is set if the guide forbids it."""
         self._masks.clear()
         if self._ahead[:1] == [token]:
             del self._ahead[0]
@@ -90,7 +90,7 @@ class Matcher:
 
     def _go(self, ahead: abc.Sequence[int]) -> bool:
         common = next(
-            (at for at, (one, other) in enumerate(zip(ahead, self._ahead, strict=False)) if one != other),
+            (at for at, (new, old) in enumerate(zip(ahead, self._ahead, strict=False)) if new != old),
             min(len(ahead), len(self._ahead)),
         )
         self._back(common)
@@ -101,7 +101,7 @@ class Matcher:
         return True
 
     def _back(self, kept: int) -> None:
-        """To after the first `kept` of the drafts."""
+        """Roll back to the first `kept` drafts."""
         if len(self._ahead) > kept:
             self._inner.rollback(len(self._ahead) - kept)
             del self._ahead[kept:]
@@ -118,8 +118,8 @@ class Matcher:
         known = min(self._size, self._vocab_size)
         mask = np.zeros(self._vocab_size, np.bool_)
         mask[:known] = np.unpackbits(bits.view(np.uint8), count=known, bitorder="little")
-        asked = mask[self._closing]
+        closing = mask[self._closing]
         mask[list(self._special)] = False
-        mask[self._closing] = asked
+        mask[self._closing] = closing
         mask[self._ends] |= self._inner.is_accepting()
         return mask if mask.any() else None

@@ -2,7 +2,7 @@
 
 Reads the stateful model that `pipeline.runtimes.cpu.ir` writes (`openvino_model.xml`, `engine.json`), lets OpenVINO
 turn its attention into PagedAttention, and gathers the rows whose logits are wanted before the vocabulary projection.
-Written against OpenVINO 2026.4. It knows nothing of requests; which block belongs to whom is told with each call.
+Written against OpenVINO 2026.4. It knows nothing of requests; each call says which blocks belong to which sequence.
 
 OpenVINO and the oneDNN inside it compile kernels for each number of tokens in a step, and each keeps them in a cache of
 its own (5,000 and 1,024 entries): 0.6 MiB a size for the checked-in target, 0.8 MiB for its draft. Without padding the
@@ -219,7 +219,7 @@ class PagedModel:
         return logits.reshape(-1, self.vocab_size)[:num_rows]
 
     def _set_tables(self, group: int, slices: abc.Sequence[TokenSlice]) -> None:
-        """Name the blocks of a group. Its layers see no token of those before, as if sequences began with these."""
+        """Set the block tables of a group; its layers see only these blocks, as if sequences began there."""
         pasts: list[int] = []
         blocks: list[npt.NDArray[np.int32]] = []
         begins, longest = [0], 0
@@ -238,7 +238,7 @@ class PagedModel:
         self._step.inputs[_name("max_context_len", group)].data[...] = longest
 
     def _padding(self, num_tokens: int) -> Iterator[TokenSlice]:
-        """Sequences whose results are thrown away, to fill up a step of `num_tokens`.
+        """Padding sequences, whose results are dropped, to fill up a step of `num_tokens`.
 
         All use the one spare block at once, which does no harm: they write the same keys and values there.
         """
@@ -270,7 +270,7 @@ class _SignalStack(ctypes.Structure):
 
 @contextmanager
 def signal_stack_kept() -> Iterator[None]:
-    """This thread's alternate stack for signal handlers is the same afterwards as before.
+    """Restore this thread's alternate stack for signal handlers after the block.
 
     OpenVINO's CPU plugin sets one of its own and frees it with the last model, but takes it back only if models go in
     the reverse of the order in which they came. Otherwise the next signal that Python handles is a segmentation fault.
@@ -284,7 +284,7 @@ def signal_stack_kept() -> Iterator[None]:
 
 
 def turn_long(model: ov.Model) -> None:
-    """Let positions turn by the long factors of longrope."""
+    """Rotate positions by the long factors of longrope."""
     for node in model.get_ops():
         if node.get_friendly_name() == LONG:
             for target in node.output(0).get_target_inputs():
@@ -292,7 +292,7 @@ def turn_long(model: ov.Model) -> None:
 
 
 def part_windows(model: ov.Model, longest: int) -> dict[int | None, list[str]]:
-    """Give layers that see less than the longest sequence blocks of their own, by inputs for each length of window.
+    """Give layers with sliding windows their own block tables, with inputs for each window size.
 
     Returns:
         Window of each group, None for all tokens -> names of the caches of its layers.

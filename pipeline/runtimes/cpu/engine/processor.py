@@ -1,4 +1,4 @@
-"""Limits of this machine that a model meets: no bf16 arithmetic, inexact sums of 8-bit products, small pages.
+"""Limits of this processor: no bf16 arithmetic, inexact sums of 8-bit products, small pages.
 
 Asked of OpenVINO when an engine starts, because a package may be served on another machine than the one that made it.
 """
@@ -25,7 +25,7 @@ class UnfitProcessor(RuntimeError):
 
 
 def chosen_precision(
-    asked: Literal["auto", "f32", "bf16"], *, gains: bool
+    precision: Literal["auto", "f32", "bf16"], *, gains: bool
 ) -> tuple[Literal["f32", "bf16"], str]:
     """Choose the type of activations on this processor, and say why.
 
@@ -35,16 +35,16 @@ def chosen_precision(
     Raises:
         UnfitProcessor: bf16 is asked for, and OpenVINO would refuse its KV cache, in its own terms.
     """
-    if asked == "f32":
+    if precision == "f32":
         return "f32", "as asked"
     core = ov.Core()
     able = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     name = str(core.get_property("CPU", "FULL_DEVICE_NAME")).strip()
-    if asked == "bf16" and not able:
+    if precision == "bf16" and not able:
         raise UnfitProcessor(
             f"{name} has no bf16 arithmetic (AVX512_BF16, AMX): set runtime.precision to auto, or serve elsewhere"
         )
-    if asked == "bf16":
+    if precision == "bf16":
         return "bf16", "as asked"
     if not able:
         return "f32", f"{name} has no bf16 arithmetic"
@@ -66,20 +66,20 @@ def integer_options(model: ov.Model) -> Mapping[str, str]:
 def _integers_are_exact() -> bool:
     """Whether the largest 8-bit inputs and weights give the sum that they have."""
     size, largest = 64, 127
-    given = ops.parameter([-1, size], ov.Type.f32)
+    values = ops.parameter([-1, size], ov.Type.f32)
     low, high = ops.constant(np.float32(-128)), ops.constant(np.float32(127))
     weight = ops.convert(ops.constant(np.full((size, size), largest, np.int8)), ov.Type.f32)
     scaled = ops.multiply(weight, ops.constant(np.ones((size, 1), np.float32)))
-    product = ops.matmul(ops.fake_quantize(given, low, high, low, high, 256), scaled, False, True)
+    product = ops.matmul(ops.fake_quantize(values, low, high, low, high, 256), scaled, False, True)
     compiled = ov.Core().compile_model(
-        ov.Model([product], [given]), "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+        ov.Model([product], [values]), "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     )
     made = compiled(np.full((2, size), largest, np.float32))[0]
     return bool((made == size * largest * largest).all())
 
 
 def settle_memory(weights: Path) -> None:
-    """Put what a model has packed into huge pages, and give back the pages of the file that it was packed from.
+    """Move the packed weights of a model to huge pages, and release the pages of the file they were read from.
 
     Reading packed weights is what a step waits for; in pages of 4 KiB it takes a tenth longer. OpenVINO maps the file,
     and reads rows of the embedding from it again: they come from the system's cache. Kernels before Linux 6.1 have no

@@ -110,7 +110,7 @@ GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """The form that an answer must have. It goes before words that must not come, and before a least length."""
+    """Form that an answer must have; it takes precedence over bad words and a minimum length."""
 
     kind: GuideKind
     text: str = ""  # the schema, expression, grammar or tag; for `json`, which is any object, there is none

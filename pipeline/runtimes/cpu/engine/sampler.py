@@ -1,4 +1,4 @@
-"""From logits to tokens, for all rows of a step at once.
+"""Sampler: turns logits into tokens, for all rows of a step at once.
 
 The order is TensorRT-LLM's: bias, temperature, repetition, presence and frequency penalty, words that must not come,
 then min-p, top-k and top-p. The form that an answer must have goes before those words. Where every row is greedy and
@@ -27,7 +27,7 @@ Probabilities = npt.NDArray[np.float64]
 
 
 class SamplingRow(NamedTuple):
-    """A position whose next token is wanted: after the tokens of a sequence and the first `ahead` of its drafts."""
+    """Position to sample: after the tokens of a sequence and the first `ahead` of its drafts."""
 
     sequence: Sequence
     ahead: int
@@ -125,7 +125,7 @@ def _has_draft_logits(row: SamplingRow) -> bool:
 
 
 def _judge(row: SamplingRow, logits: Floats) -> int:
-    """The token where one was proposed with its logits; `logits` are the target's, processed."""
+    """Accept or replace a token that was proposed with its logits; `logits` are the target's, processed."""
     sequence, ahead = row
     assert sequence.draft_logits is not None
     drafted = sequence.draft_logits[ahead].astype(np.float32)  # a copy
@@ -181,7 +181,7 @@ def _plain(sequence: Sequence, ahead: int) -> bool:
 
 
 def _process(row: Floats, sequence: Sequence, ahead: int) -> None:
-    """Bias, temperature, penalties, form and banned tokens, in place on `row` [vocab_size]."""
+    """Apply bias, temperature, penalties, the guide and banned tokens to `row` [vocab_size], in place."""
     request, sampling = sequence.request, sequence.request.sampling
     drafts = sequence.drafts[:ahead]
     if request.embedding_bias is not None:
@@ -192,12 +192,12 @@ def _process(row: Floats, sequence: Sequence, ahead: int) -> None:
         counts = sequence.counts
         if drafts:
             counts = counts + np.bincount(drafts, minlength=len(counts)).astype(np.int32)
-        seen = np.flatnonzero(counts)
-        values = row[seen]
+        present = np.flatnonzero(counts)
+        values = row[present]
         values = np.where(
             values < 0, values * sampling.repetition_penalty, values / sampling.repetition_penalty
         )
-        row[seen] = values - sampling.presence_penalty - sampling.frequency_penalty * counts[seen]
+        row[present] = values - sampling.presence_penalty - sampling.frequency_penalty * counts[present]
     allowed = None if sequence.matcher is None else sequence.matcher.allowed(drafts)
     if allowed is not None:
         np.copyto(row, -np.inf, where=~allowed)
@@ -207,7 +207,7 @@ def _process(row: Floats, sequence: Sequence, ahead: int) -> None:
 
 
 def _ban(row: Floats, tokens: list[int], *, lenient: bool) -> None:
-    """`lenient`: not if nothing were left."""
+    """Ban tokens in place; a `lenient` ban is dropped if no token would be left."""
     before = row[tokens]
     row[tokens] = -np.inf
     if lenient and row.max() == -np.inf:
@@ -239,7 +239,7 @@ def accept_or_resample(
     position: int,
     threshold: float | None = None,
 ) -> int:
-    """Accept the proposed token by its probabilities, or draw the one that takes its place.
+    """Accept the proposed token by rejection sampling, or draw its replacement.
 
         keep the proposed token x if p(x) > u q(x), u uniform in (0, 1); else draw one from max(p - q, 0), renormalised
 
@@ -259,17 +259,17 @@ def accept_or_resample(
     bar = uniform(stream(seed, 1), position) if threshold is None else threshold
     if p[token] > bar * q[token]:
         return token
-    rest = np.maximum(p - q, 0)
-    rest[token] = 0  # with a threshold above 1, p may exceed q there
-    if not rest.any():
-        rest = p
-    ids = np.flatnonzero(rest)
+    residual = np.maximum(p - q, 0)
+    residual[token] = 0  # with a threshold above 1, p may exceed q there
+    if not residual.any():
+        residual = p
+    ids = np.flatnonzero(residual)
     noise = gumbel(
         np.full(len(ids), stream(seed, 2), np.uint64),
         np.full(len(ids), position, np.uint64),
         ids.astype(np.uint64),
     )
-    return int(ids[(np.log(rest[ids]) + noise).argmax()])
+    return int(ids[(np.log(residual[ids]) + noise).argmax()])
 
 
 U64 = npt.NDArray[np.uint64]
@@ -283,7 +283,7 @@ def gumbel(seeds: U64, positions: U64, tokens: U64) -> npt.NDArray[np.float64]:
 
 
 def stream(seed: int, number: int) -> int:
-    """The seed of another stream of numbers, which tell nothing of those of the first."""
+    """Derive the seed of an independent stream of random numbers."""
     return (seed + number * 0x5851F42D4C957F2D) & 0xFFFFFFFFFFFFFFFF
 
 

@@ -93,7 +93,7 @@ class BatchScheduler:
         return work
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, whether it runs or waits, and free its blocks."""
+        """Remove a running or waiting sequence, and free its blocks."""
         if sequence.target is None:
             self.waiting.remove(sequence)
         else:
@@ -103,7 +103,7 @@ class BatchScheduler:
         self._stuck = False
 
     def drop_draft(self, sequence: Sequence) -> None:
-        """Let a sequence go on without the draft model."""
+        """Continue a sequence without the draft model."""
         if sequence.draft is not None and self._draft is not None:
             self._draft.release(sequence.draft)
         sequence.draft = None

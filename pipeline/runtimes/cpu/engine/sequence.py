@@ -46,7 +46,7 @@ class WordList:
         return heads is not None and any(_ends_with(tokens, head, len(tokens) - 1) for head in heads)
 
     def completions(self, tokens: list[int]) -> list[int]:
-        """The tokens that, coming next, would complete a word."""
+        """Return the tokens that would complete a word."""
         return [
             last
             for last, heads in self._heads.items()
@@ -169,7 +169,7 @@ class Sequence:
         return self.num_prompt_tokens + self.request.max_new_tokens
 
     def append(self, token: int) -> FinishReason | None:
-        """Take `token` as the next one; the reason if it ends the answer.
+        """Append a token, and return the reason if it ends the answer.
 
         Neither `end_id` is kept nor a token that breaks the form that the answer must have: see `fault`.
         """

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def accepted(drafts: list[int], chosen: list[int]) -> int:
-    """Number of `drafts` that the target chose, too.
+    """Count the `drafts` that the target accepted.
 
     >>> accepted([4, 5, 6], [4, 5, 9, 7])
     2
@@ -35,7 +35,7 @@ def accepted(drafts: list[int], chosen: list[int]) -> int:
 
 
 class Drafter:
-    """Keeps the draft model's cache up with the sequences, and proposes."""
+    """Keeps the draft model's cache up to date, and proposes drafts."""
 
     def __init__(
         self, model: PagedModel, blocks: BlockManager, *, max_draft_tokens: int, step_tokens: int, adapt: bool
@@ -72,7 +72,7 @@ class Drafter:
                 scheduler.drop_draft(sequence)
 
     def settle(self, sequence: Sequence) -> None:
-        """After the target's step: what it did not accept is not in the draft's cache either.
+        """After the target's step, drop rejected tokens from the draft's cache, too.
 
         The draft may have found more of a prompt in its cache than the target.
         """
@@ -81,7 +81,7 @@ class Drafter:
             self._blocks.publish(sequence.draft, sequence.tokens, filled)
 
     def record(self, batch: int, tokens: int, seconds: float) -> None:
-        """A step that was all decoding made `tokens`, proposals included in `seconds`."""
+        """Record a pure decoding step: its `tokens`, and its `seconds` with the proposals."""
         if self._adaptive and self._read <= 2 * batch:  # else it had to catch up, which is not the rule
             self._adaptive.record(batch, drafted=self._read > 0, tokens=tokens, seconds=seconds)
 
@@ -106,7 +106,7 @@ class Drafter:
         return self._step(slices, proposing)
 
     def _slice(self, sequence: Sequence, count: int, complete: bool) -> TokenSlice:
-        """The next `count` tokens; with the one before if there is but one.
+        """Slice of the next `count` tokens; of a single one also the token before it.
 
         After a round in which all drafts were accepted two tokens are new, else one, and so in the steps that follow.
         OpenVINO takes longer to change the shape of a step (90 us on a tiny model) than to read a token again.
@@ -186,7 +186,7 @@ class AdaptiveDrafting:
 
 
 class _Comparison:
-    """Both ways at one batch size, measured in turns."""
+    """Decoding with and without drafts at one batch size, measured in turns."""
 
     def __init__(self) -> None:
         self.drafting = True  # the way of the current phase

@@ -74,7 +74,7 @@ class EngineCounters:
         Args:
             context_tokens: Tokens of each prompt, or part of one, that it computed.
             sequences: All that it computed.
-            generated_tokens: Tokens that came of it.
+            generated_tokens: Tokens that were generated.
         """
         self.context_requests, self.context_tokens = len(context_tokens), sum(context_tokens)
         self.last_sequences = sequences

@@ -1,4 +1,4 @@
-"""The decoder: embedding, layers and head as one stateful OpenVINO model.
+"""Decoder: embedding, layers and head as one stateful OpenVINO model.
 
 Inputs: input_ids [batch, tokens], attention_mask [batch, context], position_ids [batch, tokens] (i64), beam_idx
 [batch] (i32). Outputs: logits [batch, tokens, vocab] f32, and where weights are integers the same by an output
@@ -36,7 +36,7 @@ from pipeline.runtimes.cpu.ir.weights import Weights
 
 
 class Decoder:
-    """A decoder as Llama has it. What a family does otherwise, it overrides."""
+    """Llama's decoder; other families override what differs."""
 
     def __init__(self, architecture: Architecture, weights: Weights) -> None:
         """`weights` own the memory that the model points into."""
@@ -115,12 +115,12 @@ class Decoder:
         return rms_norm(x, self.weights.vector(f"{name}.weight"), self.arch.norm_epsilon)
 
     def capped(self, logits: Node) -> Node:
-        """Logits as the family caps them."""
+        """Apply the family's soft cap to logits."""
         return logits if self.arch.logits_cap is None else capped(logits, self.arch.logits_cap)
 
 
 def parts(x: Node, sizes: list[int]) -> list[Node]:
-    """x [..., sum of sizes] divided along its last axis."""
+    """Split x [..., sum of sizes] along its last axis."""
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [
         ops.slice(x, i64([start]), i64([start + size]), i64([1]), i64([-1]))
@@ -183,11 +183,11 @@ def causal_mask(inputs: Inputs, window: int | None) -> Node:
         return ops.select(ops.logical_and(causal, present), f32(0.0), f32(MASKED))
     near = ops.greater(keys, ops.add(queries, i64(-window)))
     # Said twice over, because the pattern wants four conjunctions.
-    seen = ops.bitwise_and(causal, ops.bitwise_and(ops.bitwise_and(causal, near), present))
-    seen = ops.bitwise_and(seen, present)
+    visible = ops.bitwise_and(causal, ops.bitwise_and(ops.bitwise_and(causal, near), present))
+    visible = ops.bitwise_and(visible, present)
     tokens, context = ops.unsqueeze(inputs.tokens, i64(0)), ops.unsqueeze(inputs.context, i64(0))
     shape = ops.concat([inputs.batch, i64([1]), tokens, context], 0)
-    scores = ops.select(ops.broadcast(seen, shape), f32(0.0), f32(MASKED))
+    scores = ops.select(ops.broadcast(visible, shape), f32(0.0), f32(MASKED))
     return ops.slice(scores, i64([0]), context, i64([1]), i64([3]))
 
 

@@ -45,7 +45,9 @@ class Weights:
         quantization, cache = checkpoint.quantization, checkpoint.quantization.kv_cache
         layers = (*checkpoint.architecture.linears(), *checkpoint.architecture.stacked_experts())
         kinds = {quantization.stored(shape.name) for shape in layers}
-        unsimulated = sorted(one.name for one in kinds if one.name == Format.NVFP4 or one.dynamic == "other")
+        unsimulated = sorted(
+            kind.name for kind in kinds if kind.name == Format.NVFP4 or kind.dynamic == "other"
+        )
         if simulate and unsimulated:
             raise UserError(
                 f"inputs of {', '.join(unsimulated)} layers are not simulated on the cpu runtime "

@@ -50,8 +50,8 @@ class RankCheckpoint(CheckpointReader):
             raise CheckpointError(f"{directory} is no TensorRT-LLM checkpoint: {error}") from error
         self.sizes = _sizes(config.get("mapping") or {})
         kept = tuple(shape.name for shape in architecture.linears() if shape.router)
-        found = CheckpointQuantization.of(directory, config.get("quantization") or {})
-        self.quantization = replace(found, excluded=("lm_head", *kept))
+        quantization = CheckpointQuantization.of(directory, config.get("quantization") or {})
+        self.quantization = replace(quantization, excluded=("lm_head", *kept))
 
     @cached_property
     def tensors(self) -> TensorMap:  # type: ignore[override]
@@ -89,7 +89,7 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _PieceJoiner:
     """Put the pieces together."""
 
     name: str
@@ -101,7 +101,7 @@ class _Joined:
 class _JoinedTensors(TensorMap):
     """Read when asked for, a tensor at a time; where several ranks hold the same, they must agree."""
 
-    headers: Mapping[str, _Joined]
+    headers: Mapping[str, _PieceJoiner]
 
     def __init__(
         self, directory: Path, model: Architecture, sizes: Parallelism, quantization: CheckpointQuantization
@@ -112,41 +112,41 @@ class _JoinedTensors(TensorMap):
         scalars: set[str] = set()
         for number in range(sizes.world):
             for part in parts(model, Rank(number, sizes), quantization):
-                found = _of_scale(number, part) if isinstance(part, Scale) else _of_part(number, part)
-                for name, piece in found:
+                located = _of_scale(number, part) if isinstance(part, Scale) else _of_part(number, part)
+                for name, piece in located:
                     pieces[name].append(piece)
                     if isinstance(part, Scale):
                         scalars.add(name)
         self.headers = {
-            name: self._joined(name, tuple(held), scalar=name in scalars) for name, held in pieces.items()
+            name: self._joined(name, tuple(parts), scalar=name in scalars) for name, parts in pieces.items()
         }
 
     def __getitem__(self, name: str) -> Array:
         joined = self.headers[name]
         whole = np.empty(joined.shape, DTYPES[joined.dtype])
-        seen: set[tuple[tuple[int, int], tuple[int, int] | None]] = set()
+        written: set[tuple[tuple[int, int], tuple[int, int] | None]] = set()
         for piece in joined.pieces:
             stored = self._ranks[piece.rank][piece.tensor]
             flat = stored.reshape(-1, stored.shape[-1]) if piece.columns else stored.reshape(-1)
-            found = flat[piece.at : piece.at + piece.rows[1] - piece.rows[0]]
+            values = flat[piece.at : piece.at + piece.rows[1] - piece.rows[0]]
             place = (slice(*piece.rows), *([slice(*piece.columns)] if piece.columns else []))
             target = whole.reshape(1)[place] if whole.ndim == 0 else whole[place]
-            if (piece.rows, piece.columns) not in seen:
-                seen.add((piece.rows, piece.columns))
-                target[...] = found
-            elif not (target.view(np.uint8) == found.view(np.uint8)).all():
+            if (piece.rows, piece.columns) not in written:
+                written.add((piece.rows, piece.columns))
+                target[...] = values
+            elif not (target.view(np.uint8) == values.view(np.uint8)).all():
                 file = f"rank{piece.rank}.safetensors"
                 raise CheckpointError(
                     f"{self._directory}: {file} holds another {piece.tensor} than a rank before it"
                 )
         return whole
 
-    def _joined(self, name: str, pieces: tuple[_Piece, ...], *, scalar: bool) -> _Joined:
+    def _joined(self, name: str, pieces: tuple[_Piece, ...], *, scalar: bool) -> _PieceJoiner:
         dtype = self._ranks[pieces[0].rank].headers[pieces[0].tensor].dtype
         rows = max(piece.rows[1] for piece in pieces)
         columns = max((piece.columns[1] for piece in pieces if piece.columns), default=None)
         shape = () if scalar else (rows,) if columns is None else (rows, columns)
-        return _Joined(name, dtype, shape, pieces)
+        return _PieceJoiner(name, dtype, shape, pieces)
 
 
 def _of_part(rank: int, part: Part) -> Iterator[tuple[str, _Piece]]:

@@ -177,10 +177,12 @@ class _Layout:
         if model.fused:
             widths = (model.heads, model.kv_heads, model.kv_heads)
             starts = [sum(widths[:index]) * model.head_dim for index in range(3)]
-            found = [(f"{source}qkv_proj", _moved(span, by)) for span, by in zip(spans, starts, strict=True)]
+            sources = [
+                (f"{source}qkv_proj", _moved(span, by)) for span, by in zip(spans, starts, strict=True)
+            ]
         else:
-            found = [(f"{source}{part}_proj", span) for part, span in zip("qkv", spans, strict=True)]
-        yield from self._rows(f"{name}qkv", found, bias=model.qkv_bias)
+            sources = [(f"{source}{part}_proj", span) for part, span in zip("qkv", spans, strict=True)]
+        yield from self._rows(f"{name}qkv", sources, bias=model.qkv_bias)
         if self._kv_cache is not None:
             key, value = f"{source}k_proj.k_scale", f"{source}v_proj.v_scale"
             for cache, group in (("k", (key,)), ("v", (value,)), ("kv", (key, value))):
@@ -207,8 +209,8 @@ class _Layout:
     def _mlp(self, source: str, name: str) -> Iterator[Part | Scale]:
         model = self._model
         span = _share(model.intermediate, self._sizes.tensor, self._rank.tensor)
-        for ours, theirs in (("fc", "gate_proj"), ("gate", "up_proj")):
-            yield from self._rows(f"{name}{ours}", [(f"{source}{theirs}", span)], bias=model.mlp_bias)
+        for part, source_part in (("fc", "gate_proj"), ("gate", "up_proj")):
+            yield from self._rows(f"{name}{part}", [(f"{source}{source_part}", span)], bias=model.mlp_bias)
         yield from self._columns(f"{name}proj", f"{source}down_proj", model.intermediate)
         if model.mlp_bias:
             yield self._vector(f"{name}proj.bias", f"{source}down_proj.bias", model.hidden)
@@ -242,19 +244,21 @@ class _Layout:
             )
             yield Scale(f"{name}{layer}.activation_scaling_factor", (1,), (tuple(everyone),), same=False)
 
-    def _rows(self, name: str, found: Sequence[tuple[str, _Span]], *, bias: bool) -> Iterator[Part | Scale]:
+    def _rows(self, name: str, sources: Sequence[tuple[str, _Span]], *, bias: bool) -> Iterator[Part | Scale]:
         """A layer whose outputs are divided: rows of one or more source layers."""
         packing, hidden = self._packing, self._model.hidden
-        rows = sum(high - low for _, (low, high) in found)
-        slices = tuple(Slice(f"{layer}.weight", _packed(span, packing.rows)) for layer, span in found)
+        rows = sum(high - low for _, (low, high) in sources)
+        slices = tuple(Slice(f"{layer}.weight", _packed(span, packing.rows)) for layer, span in sources)
         shape = (rows // packing.rows, hidden // packing.columns)
         yield Part(f"{name}.weight", shape, slices, packing.dtype)
         if bias:
-            yield Part(f"{name}.bias", (rows,), tuple(Slice(f"{layer}.bias", span) for layer, span in found))
-        layers = tuple(dict.fromkeys(layer for layer, _ in found))
+            yield Part(
+                f"{name}.bias", (rows,), tuple(Slice(f"{layer}.bias", span) for layer, span in sources)
+            )
+        layers = tuple(dict.fromkeys(layer for layer, _ in sources))
         yield from self._layer_scales(name, layers)
         if self._form is Format.INT8_SQ or self._group:
-            scales = tuple(Slice(f"{layer}.weight_scale", span) for layer, span in found)
+            scales = tuple(Slice(f"{layer}.weight_scale", span) for layer, span in sources)
             yield self._weight_scales(name, rows, hidden, scales)
         if self._form in _SMOOTHED:
             first, *others = (f"{layer}.pre_quant_scale" for layer in layers)
@@ -284,8 +288,8 @@ class _Layout:
         kinds = {"weights_scaling_factor": "weight_scale"} if self._form is Format.FP8 else {}
         kinds |= {"weights_scaling_factor_2": "weight_scale_2"} if self._form in _TWO_STEPS else {}
         kinds |= {"activation_scaling_factor": "input_scale"} if self._form is not Format.INT4_AWQ else {}
-        for ours, theirs in kinds.items():
-            yield Scale(f"{name}.{ours}", (1,), (tuple(f"{layer}.{theirs}" for layer in layers),))
+        for kind, source_kind in kinds.items():
+            yield Scale(f"{name}.{kind}", (1,), (tuple(f"{layer}.{source_kind}" for layer in layers),))
 
     def _weight_scales(self, name: str, rows: int, columns: int, slices: tuple[Slice, ...]) -> Part:
         """One number for each row, or for each group of columns in it."""

@@ -52,8 +52,8 @@ def export(model: Any, architecture: Architecture, sizes: Parallelism, into: Pat
 
 def torch_dtype(architecture: Architecture) -> torch.dtype:
     """The 16-bit type in which the checkpoint holds what is not quantized."""
-    found: torch.dtype = getattr(torch, stored_dtype(architecture))
-    return found
+    dtype: torch.dtype = getattr(torch, stored_dtype(architecture))
+    return dtype
 
 
 def repair(config: dict[str, Any], architecture: Architecture) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def write_rank(
 
     Args:
         dtype: Type of tensors that name none: "BF16" or "F16".
-        advance: Told the bytes as they are written.
+        advance: Called with the number of bytes as they are written.
 
     Raises:
         StageError: A source tensor is of a type that cannot become the rank's, or scales differ that must not.
@@ -166,19 +166,19 @@ def _header(parts: Sequence[Part | Scale], dtype: str) -> bytes:
 def _scales(scale: Scale, source: TensorMap) -> Iterator[Array]:
     values = []
     for group in scale.groups:
-        found = np.array([source[name].astype(np.float32).reshape(()) for name in group])
-        if scale.same and not (found == found[0]).all():
-            raise StageError(f"{scale.name}: {', '.join(group)} must be equal, and are {found.tolist()}")
-        values.append(max(found.max(), scale.least))
+        scales = np.array([source[name].astype(np.float32).reshape(()) for name in group])
+        if scale.same and not (scales == scales[0]).all():
+            raise StageError(f"{scale.name}: {', '.join(group)} must be equal, and are {scales.tolist()}")
+        values.append(max(scales.max(), scale.least))
     yield np.array(values, np.float32).view(np.uint8)
 
 
 def _chunks(part: Part, source: TensorMap, kind: str) -> Iterator[Array]:
     written, dtype = 0, DTYPES[kind]
     for piece in part.slices:
-        given = source.headers[piece.tensor].dtype
-        if given != kind and not (given in _FLOATS and kind in _FLOATS):
-            raise StageError(f"{piece.tensor} is {given}, which cannot be stored as {kind}")
+        stored = source.headers[piece.tensor].dtype
+        if stored != kind and not (stored in _FLOATS and kind in _FLOATS):
+            raise StageError(f"{piece.tensor} is {stored}, which cannot be stored as {kind}")
         for rows in _rows(piece, source[piece.tensor]):
             chunk = np.ascontiguousarray(rows.astype(dtype, copy=False))
             written += chunk.size

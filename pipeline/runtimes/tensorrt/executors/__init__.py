@@ -22,7 +22,7 @@ def executor_of(choice: ExecutorChoice) -> Executor:
     """Return the executor that was chosen."""
     match choice.name:
         case "auto":
-            return _Auto(choice)
+            return _AutoExecutor(choice)
         case "native":
             return NativeExecutor(choice.deadline_s, choice.devices)
         case "docker":
@@ -35,7 +35,7 @@ def executor_of(choice: ExecutorChoice) -> Executor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Auto:
+class _AutoExecutor:
     """`native` where trtllm-build of the version is on PATH, else `docker` where that works."""
 
     choice: ExecutorChoice
@@ -56,5 +56,5 @@ class _Auto:
                 reasons.append(f"  {name}: {error}")
             else:
                 return executor
-        what = f"nothing here can run trtllm-build {version}; --executor print makes a script for a machine that can"
-        raise UserError("\n".join([what, *reasons]))
+        problem = f"nothing here can run trtllm-build {version}; --executor print makes a script for a machine that can"
+        raise UserError("\n".join([problem, *reasons]))

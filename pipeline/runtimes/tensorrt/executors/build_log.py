@@ -43,11 +43,11 @@ class LogReader:
             self.warnings.append(text)
         if patterns.engine_done.search(text):
             self.engines += 1
-        elif found := patterns.peak_memory.search(text):
-            self.peak_memory_mib = max(self.peak_memory_mib or 0.0, float(found[1]) + float(found[2]))
-        for pattern, said in patterns.phases:
-            if found := pattern.search(text):
-                return said.format(*found.groups())
+        elif match := patterns.peak_memory.search(text):
+            self.peak_memory_mib = max(self.peak_memory_mib or 0.0, float(match[1]) + float(match[2]))
+        for pattern, template in patterns.phases:
+            if match := pattern.search(text):
+                return template.format(*match.groups())
         return None
 
 
@@ -92,14 +92,14 @@ class BuildError:
 
 def diagnose(lines: Iterable[str], exit_code: int) -> tuple[BuildError, ...]:
     """Find known failures in the lines of a builder that failed, at most three; a killed one ends with 128 + signal."""
-    found: dict[str, BuildError] = {}
-    said = [line.strip() for line in lines]
+    causes: dict[str, BuildError] = {}
+    stripped = [line.strip() for line in lines]
     for error in build_errors():
-        if any(pattern.search(line) for pattern in error.patterns for line in said):
-            found[error.id] = error
-    if not found:  # a worker that is killed makes its parent fail with a text of its own
-        found = {error.id: error for error in build_errors() if exit_code in error.exit_codes}
-    return tuple(found.values())[:_SHOWN]
+        if any(pattern.search(line) for pattern in error.patterns for line in stripped):
+            causes[error.id] = error
+    if not causes:  # a worker that is killed makes its parent fail with a text of its own
+        causes = {error.id: error for error in build_errors() if exit_code in error.exit_codes}
+    return tuple(causes.values())[:_SHOWN]
 
 
 @cache

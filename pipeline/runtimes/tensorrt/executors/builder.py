@@ -107,11 +107,11 @@ def build(
     )
 
 
-def failure(what: str, tail: tuple[str, ...], causes: tuple[BuildError, ...], log: Path) -> StageError:
+def failure(problem: str, tail: tuple[str, ...], causes: tuple[BuildError, ...], log: Path) -> StageError:
     """An error with the last lines and the likely causes."""
     last = [f"  | {line[:300]}" for line in tail]
     likely = [f"likely cause: {cause}" for cause in causes]
-    return StageError("\n".join([what, *last, *likely, f"its log: {log}"]))
+    return StageError("\n".join([problem, *last, *likely, f"its log: {log}"]))
 
 
 def check_space(job: BuildJob) -> None:
@@ -142,9 +142,9 @@ def _listener(attempt: _Attempt, progress: Progress, task: Task) -> Callable[[st
     def listen(line: str) -> None:
         attempt.lines.append(line)
         before = attempt.reader.engines
-        said = attempt.reader.feed(line)
-        if said is not None:
-            progress.say(f"    {PROGRAM}: {said}")
+        progress_text = attempt.reader.feed(line)
+        if progress_text is not None:
+            progress.say(f"    {PROGRAM}: {progress_text}")
         task.advance(attempt.reader.engines - before)
 
     return listen
@@ -199,8 +199,8 @@ class TimingCache:
         for name in (TIMING_CACHE, self.job.new_timing_cache):
             (self.folder / name).unlink(missing_ok=True)
 
-    def _say(self, what: str, error: OSError) -> None:
-        self.progress.say(f"    the timing cache {self.job.timing_cache} {what}: {error.strerror}")
+    def _say(self, problem: str, error: OSError) -> None:
+        self.progress.say(f"    the timing cache {self.job.timing_cache} {problem}: {error.strerror}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +220,13 @@ def check_gpus(job: BuildJob, devices: tuple[int, ...]) -> BuildGpu:
     all_gpus, problem = read_gpus()
     if problem:
         return BuildGpu(None, None)
-    seen = visible(all_gpus, devices, os.environ)
-    if len(seen) < job.workers:
+    gpus = visible(all_gpus, devices, os.environ)
+    if len(gpus) < job.workers:
         raise UserError(
-            f"{job.name}: {job.workers} ranks are built at a time, a GPU each; this machine shows {len(seen)} "
+            f"{job.name}: {job.workers} ranks are built at a time, a GPU each; this machine shows {len(gpus)} "
             f"of its {len(all_gpus)} GPUs"
         )
-    used = seen[: job.workers]
+    used = gpus[: job.workers]
     for gpu in used:
         if gpu.sm != job.sm:
             raise UserError(
@@ -251,10 +251,10 @@ class NativeExecutor:
                 f"there is no {PROGRAM} on PATH: install TensorRT-LLM {version}, or build with --executor docker, or "
                 "with --executor print on another machine"
             )
-        found = tensorrt_llm_of(Path(program))
-        if found is not None and found != version:
+        installed = tensorrt_llm_of(Path(program))
+        if installed is not None and installed != version:
             raise UserError(
-                f"{program} is of TensorRT-LLM {found}, the recipe's runtime.version is {version}: install that, "
+                f"{program} is of TensorRT-LLM {installed}, the recipe's runtime.version is {version}: install that, "
                 "change the recipe, or build with --executor docker"
             )
 

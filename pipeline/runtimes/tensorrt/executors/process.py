@@ -71,7 +71,7 @@ def run(
     Raises:
         StageError: It was ended because it took longer than the deadline.
     """
-    guarded = process_guard.Guarded(
+    guarded = process_guard.GuardedProcess(
         _STOP_DEADLINE_S,
         stage=str(launch.folder / "nothing"),
         mark=f"pipeline-build-{secrets.token_hex(6)}",
@@ -104,7 +104,7 @@ def run(
         _end(process, guarded)
 
 
-def _end(process: subprocess.Popen[bytes], guarded: process_guard.Guarded) -> None:
+def _end(process: subprocess.Popen[bytes], guarded: process_guard.GuardedProcess) -> None:
     assert process.stdin is not None, "it was started with a pipe"
     process.stdin.close()
     if process.poll() is None:

@@ -54,9 +54,11 @@ class AdoptExecutor:
     def run(self, job: BuildJob, progress: Progress) -> BuildLog:
         # The store makes an artifact in a folder of its name.
         facts = check_folder(self.folder, job.output.parent.name, job.version)
-        asked, given = shlex.join(job.shown), facts.get("command", "")
-        if asked != given:
-            raise UserError(f"{self.folder} was built by another command\n  asked: {asked}\n  given: {given}")
+        expected, actual = shlex.join(job.shown), facts.get("command", "")
+        if expected != actual:
+            raise UserError(
+                f"{self.folder} was built by another command\n  asked: {expected}\n  given: {actual}"
+            )
         check_space(job)
         self._verify(progress)
         job.output.mkdir(exist_ok=True)
@@ -66,13 +68,13 @@ class AdoptExecutor:
     def _verify(self, progress: Progress) -> None:
         """Raises UserError: Files are missing, changed or unknown."""
         recorded = read_sums(self.folder / SUMS)
-        found = dict(files.walk(self.folder))
-        found.pop(SUMS)
-        faults = [f"missing: {name}" for name in sorted(recorded.keys() - found.keys())]
-        faults += [f"not in {SUMS}: {name}" for name in sorted(found.keys() - recorded.keys())]
-        faults += [f"not a plain file: {name}" for name, info in found.items() if not files.is_plain(info)]
-        both = sorted(recorded.keys() & {name for name, info in found.items() if files.is_plain(info)})
-        total = sum(found[name].st_size for name in both)
+        present = dict(files.walk(self.folder))
+        present.pop(SUMS)
+        faults = [f"missing: {name}" for name in sorted(recorded.keys() - present.keys())]
+        faults += [f"not in {SUMS}: {name}" for name in sorted(present.keys() - recorded.keys())]
+        faults += [f"not a plain file: {name}" for name, info in present.items() if not files.is_plain(info)]
+        both = sorted(recorded.keys() & {name for name, info in present.items() if files.is_plain(info)})
+        total = sum(present[name].st_size for name in both)
         with progress.task(f"verify {self.folder}", total, "B") as task:
             hashes = files.sha256_all(self.folder, both, task.advance)
         faults += [f"changed: {name}" for name in both if hashes[name] != recorded[name]]
@@ -184,7 +186,7 @@ def write_engine_script(
     version = jobs[0].version
     roles = " and ".join(f"{engine.role} ({_ranks(engine.job.gpus)})" for engine in engines)
     folder = f"{recipe}-engines"
-    results = ((one.step, f"{folder}/{one.role}", f"$OUT/{one.role}") for one in engines)
+    results = ((engine.step, f"{folder}/{engine.role}", f"$OUT/{engine.role}") for engine in engines)
     names = tuple(engine.step for engine in engines)
     return HandoverScript(path, names, folder, adopt_commands(arguments, results)).write(
         __package__,

@@ -21,9 +21,9 @@ def signature(call: str) -> inspect.Signature:
     return inspect.Signature(
         [
             inspect.Parameter(
-                one["name"], kinds[one["kind"]], default=one.get("default", inspect.Parameter.empty)
+                call["name"], kinds[call["kind"]], default=call.get("default", inspect.Parameter.empty)
             )
-            for one in _RELEASE["calls"][call]
+            for call in _RELEASE["calls"][call]
         ]
     )
 
@@ -64,7 +64,9 @@ class Parameters:
     @property
     def changed(self) -> dict[str, Any]:
         """Attributes that are not defaults, or have none."""
-        defaults = {name: one.default for name, one in signature(type(self).__name__).parameters.items()}
+        defaults = {
+            name: parameter.default for name, parameter in signature(type(self).__name__).parameters.items()
+        }
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     def __repr__(self) -> str:

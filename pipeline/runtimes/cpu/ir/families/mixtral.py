@@ -21,8 +21,8 @@ class Mixtral(Decoder):
             return super().feed_forward(x, layer)
         name, count = f"model.layers.{layer}.{self.place}", self.arch.experts
         gate, up, down = (
-            self.weights.experts([f"{name}experts.{index}.{one}" for index in range(count)])
-            for one in self.projections_of_experts
+            self.weights.experts([f"{name}experts.{index}.{projection}" for index in range(count)])
+            for projection in self.projections_of_experts
         )
 
         def each(x: Node) -> Node:

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from pipeline.client.testing import Reply
 from pipeline.gateway.api.parsing import IGNORED_FIELDS
 from pipeline.gateway.api.tools.dialects import AnswerFormat, ToolDialect, dialects
-from pipeline.gateway.api.tools.held import can_hold, structural_tag
 from pipeline.gateway.api.tools.parser import AnswerParser
 from pipeline.gateway.api.tools.schemas import schema_types
+from pipeline.gateway.api.tools.structural_tags import can_guide, structural_tag
 from pipeline.runtimes.cpu.engine import grammar_server
 from tests.gateway.conftest import Running, Start
 from tests.gateway.test_answer_parser import BY_NAME, CASES, WEATHER, offered, read
@@ -28,7 +28,7 @@ from tests.support.http_clients import http
 
 FILE = CHECKPOINTS / "support-target/tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(FILE))
-HELD = [dialect for dialect in dialects() if dialect.held is not None]
+GUIDED = [dialect for dialect in dialects() if dialect.guided is not None]
 # A reference, a type that only its values tell, and parameters that may be left out.
 TRACK = {
     "type": "object",
@@ -74,25 +74,25 @@ def matcher_of(tag: str) -> Any:
     return grammar_server.make_matcher(engine(), grammar_server.grammar_of("structural_tag", tag, engine()))
 
 
-def held(dialect: ToolDialect, **options: bool) -> str:
+def tag_of(dialect: ToolDialect, **options: bool) -> str:
     return structural_tag(dialect, FUNCTIONS, {"track"}, **options)
 
 
 def calls_in(dialect: ToolDialect, tools: Sequence[Any], answer: str) -> list[tuple[str, Any]]:
-    parser = AnswerParser(AnswerFormat(dialect.as_held()), tools)
+    parser = AnswerParser(AnswerFormat(dialect.as_guided()), tools)
     return [(name, json.loads(arguments)) for name, arguments in read(parser, [answer]).calls]
 
 
 def written(dialect: ToolDialect, name: str, arguments: Mapping[str, Any]) -> str:
     packed = json.dumps(arguments, ensure_ascii=False)
-    if dialect.held is not None and dialect.held.start:
+    if dialect.guided is not None and dialect.guided.start:
         return f'{{"name": "{name}", "parameters": {packed}}}'
     call, opens, closes = (
         write_call(dialect, name, packed),
         next(iter(dialect.opens), ""),
         next(iter(dialect.closes), ""),
     )
-    listed = dialect.held is not None and dialect.held.separator is not None
+    listed = dialect.guided is not None and dialect.guided.separator is not None
     return f"{opens}[{call.removeprefix(opens).removesuffix(closes)}]{closes}" if listed else call
 
 
@@ -111,7 +111,7 @@ def with_parameters_of_calls(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     [
         case
         for case in CASES
-        if BY_NAME.get(case.get("dialect", "")) in HELD and "other_type" not in str(case)
+        if BY_NAME.get(case.get("dialect", "")) in GUIDED and "other_type" not in str(case)
     ],
     ids=lambda case: f"{case['source']}-{CASES.index(case)}",
 )
@@ -125,9 +125,9 @@ def test_what_upstream_reads_may_be_written(case: Mapping[str, Any]) -> None:
     assert as_written != case.get("loose", False)
 
 
-@pytest.mark.parametrize("dialect", HELD, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("dialect", GUIDED, ids=lambda dialect: dialect.name)
 def test_calls_of_another_schema_cannot_be_written(dialect: ToolDialect) -> None:
-    tag = held(dialect)
+    tag = tag_of(dialect)
     good = written(dialect, "track", ORDER)
     assert accepts(tag, good)
     assert accepts(tag, written(dialect, "track", {**ORDER, "days": None, "way": "sea", "at": {"x": 1.5}}))
@@ -148,15 +148,19 @@ def test_calls_of_another_schema_cannot_be_written(dialect: ToolDialect) -> None
     # The answer begins with a call where it must have one, and ends with it where it may have no other.
     alone = good.removesuffix(next(iter(dialect.closes), "")) if dialect.head[0] else good
     for must in (False, True):
-        assert accepts(held(dialect, must=must, one=True), alone)
+        assert accepts(tag_of(dialect, must=must, single_call=True), alone)
         # What ends a call of gpt-oss ends its answer.
         ends = must or dialect.form != "channels"
-        assert accepts(held(dialect, must=must, one=True), f"{good}\n{good}") != ends
-        assert accepts(held(dialect, must=True), good)
-        assert not accepts(held(dialect, must=True, one=must), "No call at all.")
+        assert accepts(tag_of(dialect, must=must, single_call=True), f"{good}\n{good}") != ends
+        assert accepts(tag_of(dialect, must=True), good)
+        assert not accepts(tag_of(dialect, must=True, single_call=must), "No call at all.")
 
 
-MARKS = {mark for one in HELD for mark in (*one.opens, *one.closes, *one.ends, *one.head, *one.key)}
+MARKS = {
+    mark
+    for dialect in GUIDED
+    for mark in (*dialect.opens, *dialect.closes, *dialect.ends, *dialect.head, *dialect.key)
+}
 PIECES = [
     *sorted(MARKS), "track", "note", '{"order": "x", "days": 1}', '{"order": 1}', "text ", "\n", '"', ">", "<", "days",
     "x", "{", "}", "]", ", ", "3", "<|channel|>", "<|start|>assistant", "<|message|>", "commentary to=functions.track",
@@ -167,12 +171,12 @@ PIECES = [
 def test_a_channel_of_reasoning_goes_before_the_only_call() -> None:
     dialect = BY_NAME["harmony"]
     answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" + written(dialect, "track", ORDER)
-    assert accepts(held(dialect, one=True), answer)
-    assert not accepts(held(dialect, one=True), answer.replace("track", "other"))
+    assert accepts(tag_of(dialect, single_call=True), answer)
+    assert not accepts(tag_of(dialect, single_call=True), answer.replace("track", "other"))
 
 
-@given(st.sampled_from(HELD), st.data())
-def test_every_call_that_is_read_was_held(dialect: ToolDialect, data: st.DataObject) -> None:
+@given(st.sampled_from(GUIDED), st.data())
+def test_every_call_that_is_read_was_guided(dialect: ToolDialect, data: st.DataObject) -> None:
     """Whatever stands around calls, and in them, is read as the engine has taken it."""
     hostile = [
         written(dialect, "track", HOSTILE),
@@ -180,7 +184,7 @@ def test_every_call_that_is_read_was_held(dialect: ToolDialect, data: st.DataObj
         written(dialect, "track", {"order": 1}),
     ]
     pieces = st.lists(st.sampled_from(PIECES) | st.sampled_from(hostile), max_size=12)
-    matcher, answer = matcher_of(held(dialect)).deep_copy(), ""
+    matcher, answer = matcher_of(tag_of(dialect)).deep_copy(), ""
     for piece in data.draw(pieces):
         ids = TOKENIZER.encode(piece, add_special_tokens=False).ids
         taken = matcher.try_consume_tokens(ids)
@@ -204,9 +208,9 @@ def ask(running: Running, api: str, **fields: Any) -> Any:
         key = "parameters" if api == RESPONSES else "input_schema"
         functions: list[Any] = [tool["function"] for tool in STRICT]
         body["tools"] = [
-            {"type": "function" if api == RESPONSES else "custom", "name": one["name"], "strict": one["strict"],
-             key: one.get("parameters", {"type": "object"})}
-            for one in functions
+            {"type": "function" if api == RESPONSES else "custom", "name": function["name"],
+             "strict": function["strict"], key: function.get("parameters", {"type": "object"})}
+            for function in functions
         ]  # fmt: skip
     if api == RESPONSES:
         body["input"] = body.pop("messages")
@@ -261,5 +265,7 @@ def test_invalid_schemas_of_strict_tools_are_refused(borrow: Start) -> None:
 
 def test_a_schema_whose_parts_apply_together_is_not_held_in_elements() -> None:
     parameters = {"anyOf": [{"properties": {"a": {"type": "string"}}}]}
-    holding = {one.name for one in dialects() if can_hold(one, {"name": "f", "parameters": parameters})}
-    assert holding == {one.name for one in HELD if one.form != "xml"}
+    holding = {
+        dialect.name for dialect in dialects() if can_guide(dialect, {"name": "f", "parameters": parameters})
+    }
+    assert holding == {dialect.name for dialect in GUIDED if dialect.form != "xml"}

@@ -1,14 +1,14 @@
 """Structural tags: grammars with which an engine leaves text free, and holds each call of a tool to its schema.
 
 The tag is that of xgrammar, of which TensorRT-LLM has 0.1.25 to 0.1.32; the engine of `cpu` takes the same. Its formats
-are built from `held` of dialects.yaml:
+are built from `guided` of dialects.yaml:
 
     text OPENS CALL text OPENS CALL …              most families; their marks around all calls are text
     text OPENS CALL SEPARATOR CALL … CLOSES        a list in JSON
     CALL, or text that cannot be taken for one     where nothing stands before a call
 
 Parameters in elements of their own come in the order of the schema. Their texts are free but for `enum` and `const`:
-a limit of their length, or an expression, would have to be told from the end of the element.
+a limit of their length, or a regular expression, could not be told apart from the end of the element.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.gateway.api.bounds import MAX_GUIDE_BYTES
-from pipeline.gateway.api.tools.dialects import Held, ToolDialect
+from pipeline.gateway.api.tools.dialects import GuidedCalls, ToolDialect
 from pipeline.gateway.api.tools.schemas import parameter_schemas, parameters_of, referred, schema_types
 
 Format = dict[str, Any]  # as `xgrammar.structural_tag` has them
@@ -44,55 +44,57 @@ def structural_tag(
     strict: Collection[str],
     *,
     must: bool = False,
-    one: bool = False,
+    single_call: bool = False,
 ) -> str:
     """Write the structural tag of a request's tools as JSON.
 
     Args:
-        dialect: the model's; it has `held`.
-        functions: functions that may be called.
-        strict: names of those that are held to their schemas; the arguments of others are any.
-        must: whether the answer has to begin with a call.
-        one: whether it ends with its first call.
+        dialect: Dialect of the model; it has `guided`.
+        functions: Functions that may be called.
+        strict: Names of the functions whose arguments follow their schemas; those of others are free.
+        must: Whether the answer has to begin with a call.
+        single_call: Whether the answer ends with its first call.
     """
-    held = dialect.held
-    assert held is not None, "asked by can_hold"
-    calls = [_call(held, function, function["name"] in strict) for function in functions]
+    guided = dialect.guided
+    assert guided is not None, "asked by can_guide"
+    calls = [_call(guided, function, function["name"] in strict) for function in functions]
     made = (
         _either(calls if must else [*calls, _NO_BRACE])
-        if held.start
-        else _triggered(dialect, held, calls, must, one)
+        if guided.start
+        else _triggered(dialect, guided, calls, must, single_call)
     )
     return json.dumps({"type": "structural_tag", "format": made}, ensure_ascii=False)
 
 
-def _triggered(dialect: ToolDialect, held: Held, calls: Sequence[Format], must: bool, one: bool) -> Format:
-    trigger = dialect.head[0] or next(iter(dialect.opens), held.opens or "")
-    content = _either([*map(_text, () if must else held.others), *calls])
-    if held.separator is not None:
+def _triggered(
+    dialect: ToolDialect, guided: GuidedCalls, calls: Sequence[Format], must: bool, single_call: bool
+) -> Format:
+    trigger = dialect.head[0] or next(iter(dialect.opens), guided.opens or "")
+    content = _either([*map(_text, () if must else guided.others), *calls])
+    if guided.separator is not None:
         content = {
             "type": "tags_with_separator",
             "tags": [_tag("", call, "") for call in calls],
-            "separator": held.separator,
+            "separator": guided.separator,
             "at_least_one": True,
-            "stop_after_first": one,
+            "stop_after_first": single_call,
         }
     made = {
         "type": "triggered_tags",
         "triggers": [trigger],
-        "tags": [_tag(held.opens or trigger, content, held.closes or "")],
+        "tags": [_tag(guided.opens or trigger, content, guided.closes or "")],
         "at_least_one": must,
         # Text after a list could go on with it. A message of a channel that is no call does not end the answer.
-        "stop_after_first": (one and (must or not held.others)) or held.separator is not None,
+        "stop_after_first": (single_call and (must or not guided.others)) or guided.separator is not None,
     }
     if not must or not dialect.head[0]:
         return made
     return {"type": "sequence", "elements": [_text(dialect.opens[0]), _BREAK, made]}
 
 
-def can_hold(dialect: ToolDialect | None, function: Mapping[str, Any]) -> bool:
-    """Whether calls of a function can be held to the schema of its parameters in a dialect."""
-    if dialect is None or dialect.held is None:
+def can_guide(dialect: ToolDialect | None, function: Mapping[str, Any]) -> bool:
+    """Whether guided decoding can hold calls of a function to its schema in this dialect."""
+    if dialect is None or dialect.guided is None:
         return False
     root = parameters_of(function)
     if dialect.form != "xml":
@@ -102,12 +104,12 @@ def can_hold(dialect: ToolDialect | None, function: Mapping[str, Any]) -> bool:
     return not any(key in root for key in _COMBINED) and referring * len(json.dumps(root)) < MAX_GUIDE_BYTES
 
 
-def _call(held: Held, function: Mapping[str, Any], strict: bool) -> Format:
-    parts = _parts(held.call, {"{name}": function["name"]})
-    if held.parameter is None:
+def _call(guided: GuidedCalls, function: Mapping[str, Any], strict: bool) -> Format:
+    parts = _parts(guided.call, {"{name}": function["name"]})
+    if guided.parameter is None:
         schema = (function.get("parameters") if strict else None) or {"type": "object"}
         return _filled(parts, [{"type": "json_schema", "json_schema": schema}])
-    return _filled(parts, list(_parameters(held.parameter, function))) if strict else _with_text(parts)
+    return _filled(parts, list(_parameters(guided.parameter, function))) if strict else _with_text(parts)
 
 
 def _parameters(template: str, function: Mapping[str, Any]) -> Iterator[Format]:
@@ -133,11 +135,11 @@ def _parameters(template: str, function: Mapping[str, Any]) -> Iterator[Format]:
 
 
 def _values(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """Texts that are the only values of a parameter; None if there are others."""
-    found = referred(schema["$ref"], root) if isinstance(schema, Mapping) and "$ref" in schema else schema
-    if not isinstance(found, Mapping):
+    """Return the only values of a parameter, if they are texts; None if others are allowed."""
+    resolved = referred(schema["$ref"], root) if isinstance(schema, Mapping) and "$ref" in schema else schema
+    if not isinstance(resolved, Mapping):
         return None
-    values = [found["const"]] if "const" in found else found.get("enum")
+    values = [resolved["const"]] if "const" in resolved else resolved.get("enum")
     texts = isinstance(values, list) and values and all(isinstance(value, str) and value for value in values)
     return values if texts else None
 
@@ -156,7 +158,7 @@ def with_moved_references(schema: Any, to: str) -> Any:
 
 
 def _parts(template: str, texts: Mapping[str, str]) -> list[str | Format]:
-    """Texts of a template, and the formats between them."""
+    """Split a template into its texts, and the formats between them."""
     parts: list[str | Format] = []
     for part in filter(None, _FIELD.split(template)):
         known = texts.get(part) or _FIELDS.get(part, part)
@@ -171,11 +173,11 @@ def _filled(parts: Sequence[str | Format], content: Sequence[Format]) -> Format:
     elements = [
         content if part is _HOLE else [_text(part) if isinstance(part, str) else part] for part in parts
     ]
-    return {"type": "sequence", "elements": [one for some in elements for one in some]}
+    return {"type": "sequence", "elements": [element for part in elements for element in part]}
 
 
 def _with_text(parts: list[str | Format]) -> Format:
-    """Any text in the hole, up to the first text that stands after it; line breaks there are part of it."""
+    """Allow any text in the hole, line breaks included, up to the next fixed text."""
     at = next(index for index, part in enumerate(parts) if part is _HOLE)
     texts = [index for index, part in enumerate(parts) if isinstance(part, str)]
     first, last = max(index for index in texts if index < at), min(index for index in texts if index > at)
