@@ -146,7 +146,7 @@ def calibrate_recipe(recipe: Recipe, store: Store, files: Sequence[Path]) -> Ben
             elif isinstance(load, MeasuredLoad):
                 loads.append(load)
     if not loads:
-        raise InvalidInput("BENCH.json", [Fault("no load is of use", where=text) for text in unfit])
+        raise InvalidInput("BENCH.json", [Fault("this load cannot be used", where=text) for text in unfit])
     try:
         fit = fit_calibration(
             model,

@@ -118,7 +118,16 @@ def serve_packages(start: ServeStart, packages: ServedPackages, store: Store, pr
         gateway: GatewayLaunch | None = None
         if not start.no_gateway:
             recipes = [chosen.served_recipe for chosen, _ in packages]
-            gateway = stack.enter_context(_gateway_launch(start.listening, recipes, store))
+            try:
+                gateway = stack.enter_context(_gateway_launch(start.listening, recipes, store))
+            except ServerError as error:
+                taken = [
+                    fault
+                    for _, options in packages
+                    if not options.ports.movable
+                    for fault in options.ports.faults(options.triton.address)
+                ]
+                raise ServerError("; ".join((str(error), *taken))) from error
         serve(
             [(chosen.folder, options) for chosen, options in packages],
             progress,

@@ -111,7 +111,8 @@ class Ports:
             try:
                 socket.create_server((address, port)).close()
             except OSError as error:
-                unusable.append(f"{kind} port {address}:{port} cannot be used: {error.strerror}")
+                why = os.strerror(error.errno) if error.errno else error
+                unusable.append(f"{kind} port {address}:{port} cannot be used: {why}")
         return unusable
 
 

@@ -96,7 +96,7 @@ class Builder:
         if package is None or not self.store.use(package):
             build = shlex.join(("pipeline", "build", *recipe.build_argv, *self.store.argv))
             raise UserError(
-                f"{recipe.name} is not built as its recipe says now; run {build}, or give --build"
+                f"{recipe.name} is not built, or its recipe has changed since; run {build}, or give --build"
             )
         evaluation = plan["evaluate"].key if "evaluate" in plan else None
         if evaluation is not None and (found := self.store.find(evaluation)) is not None:
