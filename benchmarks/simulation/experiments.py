@@ -11,7 +11,7 @@ from benchmarks.simulation.autoscaler import Behavior, ChangePolicy, ScalingRule
 from benchmarks.simulation.outcome import Loss
 from benchmarks.simulation.scenarios import Scenario, Way, full_rate, service_of
 from benchmarks.simulation.traffic import DAY_S, PEOPLE, PROGRAMS, Arrivals, Burst, Kind
-from pipeline.deploy.package import ScalingPolicy
+from pipeline.deploy.containers import ScalingPolicy
 
 RECIPE, LARGER = "qwen3-32b-fp8", "llama-3.1-8b-fp8"
 WAYS: tuple[Way, ...] = ("random", "least load", "affinity")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.bench.accept.report import AcceptanceCheck, Outcome
 from pipeline.plan.memory import MemoryPlan
-from pipeline.plan.memory.accuracy import measurement_errors
+from pipeline.plan.memory.accuracy import capacity_accuracy
 from pipeline.plan.performance.estimates import Estimate
 from pipeline.recipe import Slo
 
@@ -88,7 +88,7 @@ def memory_checks(
         blocks: Model -> blocks of its KV cache, by Triton's metrics page.
         on_gpu: Whether `used_mib` is of GPUs, in the order of ranks.
     """
-    worst = measurement_errors("capacity").worst
+    worst = capacity_accuracy().worst
 
     def estimate(value: float) -> Estimate:
         return Estimate(value, value * (1 - worst), value * (1 + worst)) if on_gpu else Estimate(value)
