@@ -122,7 +122,7 @@ def test_without_a_draft_nothing_below_its_section_is_set() -> None:
 
 def test_lengths_of_drafts_are_read_and_bounded() -> None:
     assert read_lengths("0-3,6") == (0, 1, 2, 3, 6)
-    with pytest.raises(InvalidInput, match="is no length of drafts"):
+    with pytest.raises(InvalidInput, match="is not a length of drafts"):
         draft_lengths(recipe_of("cpu"), read_lengths("0-99999999999999"))
     for wrong in ("", "a", "3-1", "-1", "1-"):
         with pytest.raises(ValueError, match="no list of lengths"):
