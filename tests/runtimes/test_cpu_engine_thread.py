@@ -80,6 +80,36 @@ def test_many_threads_submit_while_others_run(engine: Engine) -> None:
     assert engine.stats().running == 0
 
 
+def test_a_round_hands_on_all_that_its_sinks_got(cpu_pair: Pair) -> None:
+    """Of steps, of cancellations between them, and of the end; on the engine's thread."""
+    rounds: list[list[RequestOutput]] = []
+    made: list[RequestOutput] = []
+    threads: set[threading.Thread] = set()
+
+    def after_round() -> None:
+        threads.add(threading.current_thread())
+        if made:
+            rounds.append(made.copy())
+            made.clear()
+
+    def ends() -> list[FinishReason]:
+        return [output.finish for one in rounds for output in one if output.finish]
+
+    with Engine(cpu_pair.target, None, EngineSettings(max_concurrency=16)) as engine:
+        engine.after_round = after_round
+        for name in range(4):
+            engine.submit(request(name, PROMPTS[name], 900), made.append)
+        wait_for(lambda: any(len(one) == 4 for one in rounds), "a step with a token of each")
+        engine.cancel("0")
+        wait_for(lambda: bool(ends()), "the end of the first")
+        assert ends() == [FinishReason.CANCELLED]
+    assert ends() == [FinishReason.CANCELLED] * 4
+    assert not made
+    assert all(len({output.request_id for output in one}) == len(one) for one in rounds[:-1])
+    assert len(threads) == 1
+    assert threads != {threading.main_thread()}
+
+
 def test_cancel_frees_the_blocks_at_once(engine: Engine) -> None:
     seen: list[int] = []
     sink = Waiter()

@@ -1,7 +1,7 @@
 """Requests between Triton and the engine: takes them in, answers, and ends them early.
 
-The engine's thread only puts what it has made into the outbox; another thread sends it. So the next step runs while
-the tokens of the last one are on their way.
+The engine's thread only puts what a step has made into the outbox, all of it at once; another thread sends it. So the
+next step runs while the tokens of the last one are on their way, and the two threads seldom wait for the interpreter.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _MAX_RESPONSES_PER_S = 1200
 _IDLE_S = 0.01  # after this long without news from the engine, nothing waits any longer
 # Periods after which a request of the text model is asked about. That model watches its client, and stops the request.
 _TEXT_MODEL_PERIODS = 3
+
+_Made = tuple[Responder, int, engine.RequestOutput]  # output of a row
 
 
 class RequestManager:
@@ -60,10 +62,12 @@ class RequestManager:
         self._lock = Lock()  # guards _open
         self._watch = CancellationWatch(cancellation_period_s)
         self._text_model_watch = CancellationWatch(_TEXT_MODEL_PERIODS * cancellation_period_s)
-        self._outbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._made: list[_Made] = []  # of the step under way; for the engine's thread
+        self._outbox: SimpleQueue[list[_Made] | None] = SimpleQueue()
         self._tokens = TokenSender()  # for the thread of the outbox
         self._thread = Thread(target=self._send_all, name="responses", daemon=True)
         self._thread.start()
+        runner.after_round = self._hand_on
 
     def take(self, request: Any) -> None:
         """Answer a request of Triton, now or later."""
@@ -143,13 +147,19 @@ class RequestManager:
             self._engine.cancel(output.request_id)  # verified: what was accepted, and one token more
         if output.metrics is not None and output.metrics.num_output_tokens:
             self._on_finish(output.metrics)
-        self._outbox.put(partial(self._pass_on, responder, row, output))
+        self._made.append((responder, row, output))
 
-    def _pass_on(self, responder: Responder, row: int, output: engine.RequestOutput) -> None:
+    def _hand_on(self) -> None:
+        """Called by the engine's thread after each step."""
+        if self._made:
+            self._outbox.put(self._made)
+            self._made = []
+
+    def _pass_on(self, responder: Responder, row: int, output: engine.RequestOutput, pause_s: float) -> None:
         if responder.is_done():
             return
         try:
-            responder.take(row, output, pause_s=(self._streams() - 1) / _MAX_RESPONSES_PER_S)
+            responder.take(row, output, pause_s)
         except Exception as error:
             self._cancel(responder)
             self._break_off(responder, error)
@@ -171,12 +181,15 @@ class RequestManager:
             if self._outbox.empty():
                 self._send_tokens()
             try:
-                send = self._outbox.get(timeout=_IDLE_S if self._open else None)
+                made = self._outbox.get(timeout=_IDLE_S if self._open else None)
             except Empty:
-                send = self._flush
-            if send is None:
+                self._flush()
+                continue
+            if made is None:
                 return
-            send()
+            pause_s = (self._streams() - 1) / _MAX_RESPONSES_PER_S
+            for responder, row, output in made:
+                self._pass_on(responder, row, output, pause_s)
 
     def _flush(self) -> None:
         for responder in self._responders():

@@ -30,6 +30,10 @@ class Engine:
 
     >>> engine = Engine(Path("target"), None, EngineSettings())           # doctest: +SKIP
     >>> engine.submit(EngineRequest("1", (1, 2, 3), 8, end_id=2), sink=print)   # doctest: +SKIP
+
+    Attributes:
+        after_round: Called on the engine's thread after the sinks of a step, or of what ended without one, so that what
+            they got can be handed on at once. To be set before the first request.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Engine:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         # Requests whose guide is being compiled. For the engine's thread.
         self._guided: dict[str, Sink] = {}
+        self.after_round: Callable[[], None] = _nothing
         self._lock = threading.Lock()  # guards the two below
         self._in_flight: set[str] = set()
         self._stopped: str | None = None  # why no more requests are taken
@@ -149,6 +154,7 @@ class Engine:
                 self._read_inbox(wait=self._core.idle)
                 if not self._stopped and not self._core.idle:
                     self._core.step()
+                self.after_round()
         except BaseException as error:
             _log.critical("the engine thread died", exc_info=True)
             self._stop(f"the engine died: {type(error).__name__}: {error}")
@@ -196,6 +202,7 @@ class Engine:
         for request_id, sink in self._guided.items():
             _end(request_id, sink, finish, self._stopped)
         self._guided.clear()
+        self.after_round()
 
 
 def _end(request_id: str, sink: Sink, finish: FinishReason, error: str | None = None) -> None:
