@@ -126,7 +126,7 @@ class Workshop:
             model=self.checkpoint.resolve(),
             format="none" if plain else form,
             calibration="" if plain else CALIBRATION,
-            precision="f32" if form == "f32" else "bf16",
+            precision="f32" if form == "f32" else "auto",
         )
         recipe.write_text(text, encoding="utf-8")
         store = Store.at(self.folder / "store")

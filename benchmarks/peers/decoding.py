@@ -55,10 +55,11 @@ class Ours:
             max_draft_tokens=0,
             prefix_caching=False,
             threads=threads,
-            precision="f32" if form == "f32" else "bf16",
+            precision="f32" if form == "f32" else "auto",
         )
-        self.about = f"OpenVINO {facts['openvino']}, {threads} threads that are not pinned"
         self._engine = Engine(folder, None, settings)
+        precision = self._engine.precisions["target"]
+        self.about = f"OpenVINO {facts['openvino']}, {threads} threads that are not pinned, {precision}"
 
     def answer(self, prompts: list[list[int]], tokens: int) -> list[list[int]]:
         from pipeline.runtimes.cpu.engine import EngineRequest

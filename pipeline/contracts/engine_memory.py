@@ -62,21 +62,29 @@ def cpu_expert_bytes(form: str) -> float:
     return float(values.get(form, values["others"]))
 
 
-def cpu_linear_bytes(rows: int, columns: int, form: str, precision: str, *, awq_block: int = 128) -> int:
+def cpu_linear_bytes(
+    rows: int, columns: int, form: str, precision: str, *, awq_block: int = 128, dtype: str = "bfloat16"
+) -> int:
     """Bytes of a linear layer in the embedded engine, as its kernels pack it.
 
     Args:
         form: as for `linear_bytes`.
         precision: type that the model is computed in, "float32" or "bfloat16".
         awq_block: as for `linear_bytes`.
+        dtype: type of what is not quantized.
     """
-    if cpu_widens(form):
-        return rows * columns * dtype_bytes(precision)
     facts = _data()["cpu_linear"]
-    if each := facts["values"].get(form):
-        return math.ceil(rows * columns * float(each))
-    times = 2 if precision == "bfloat16" and cpu_packs_twice(form) else 1
-    return times * linear_bytes(rows, columns, form, awq_block=awq_block)
+    if cpu_widens(form):
+        stored = dtype_bytes(dtype) if form == "none" else dtype_bytes("bfloat16")
+        held = math.ceil(rows * columns * min(stored, dtype_bytes(precision)))
+    elif each := facts["values"].get(form):
+        held = math.ceil(rows * columns * float(each))
+    else:
+        held = linear_bytes(rows, columns, form, awq_block=awq_block)
+    twice = precision == "bfloat16" and cpu_packs_twice(form)
+    if precision == "float32":
+        twice = rows % 32 == 0 and rows * columns * dtype_bytes("float32") < facts["repacked_below"]
+    return (2 if twice else 1) * held
 
 
 def cpu_packs_twice(form: str) -> bool:
@@ -85,7 +93,7 @@ def cpu_packs_twice(form: str) -> bool:
 
 
 def cpu_widens(form: str) -> bool:
-    """Tell whether the embedded engine holds weights of a format in the type that it computes in."""
+    """Tell whether the embedded engine holds a format in 16 bits, or weights that are not quantized as they are."""
     return form in _data()["cpu_linear"]["widened"]
 
 
@@ -104,6 +112,17 @@ def cpu_precision(precision: str, hidden: int, *, bf16: bool) -> str:
     if precision != "auto":
         return precision
     return "bf16" if bf16 and cpu_bf16_pays(hidden) else "f32"
+
+
+def cpu_kv_cache(asked: str, hidden: int, *, bf16: bool) -> str:
+    """Return the type that the embedded engine keeps keys and values in: "f32", "bf16" or "f16".
+
+    Args:
+        asked: as for `cpu_precision`.
+        bf16: as for `cpu_precision`.
+    """
+    computed = cpu_precision(asked, hidden, bf16=bf16)
+    return "f16" if computed == "f32" and asked == "auto" and cpu_bf16_pays(hidden) else computed
 
 
 def derives_windows(version: str) -> bool:

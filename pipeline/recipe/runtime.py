@@ -51,7 +51,8 @@ class CpuRuntime(RecipeSection):
     precision: Precision = Field(
         default="auto",
         description="Type of activations and KV cache; weights stay as calibrated. auto is bf16 where the serving "
-        "processor has it (AVX512_BF16, AMX) and the model is large enough to gain, else f32; bf16 alone needs it.",
+        "processor has it (AVX512_BF16, AMX) and the model is large enough to gain, else f32, for large models with a "
+        "KV cache in f16; bf16 alone needs it.",
     )
     speculation: Literal["engine", "bls"] = Field(
         default="engine",

@@ -59,7 +59,7 @@ class Paged:
     """The engine's form of the model, one sequence at a time."""
 
     def __init__(
-        self, folder: Path, longest: int | None = None, precision: Literal["f32", "bf16"] = "f32"
+        self, folder: Path, longest: int | None = None, precision: Literal["auto", "f32", "bf16"] = "f32"
     ) -> None:
         from pipeline.runtimes.cpu.engine import EngineSettings
         from pipeline.runtimes.cpu.engine.paged_model import PagedModel

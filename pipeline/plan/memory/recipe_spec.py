@@ -19,7 +19,7 @@ from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
 
 # As the embedded engine chooses (runtimes/cpu/engine/processor.py).
-_PRECISIONS = {"f32": "float32", "bf16": "bfloat16"}
+_PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 def deployment_spec(
@@ -154,14 +154,16 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits, bf16
         sizes = replace(sizes, first=tuple(weight for weight in sizes.first if weight.kind != "vision"))
     state = _own(recipe, "kv_cache_config").get("mamba_ssm_cache_dtype", "auto")
     form, precision = _format(recipe, role, sizes), None
+    kv_cache = _kv_cache(recipe, _chosen(recipe, role), sizes)
     if isinstance(runtime, CpuRuntime):
         precision = _PRECISIONS[engine_memory.cpu_precision(runtime.precision, sizes.hidden, bf16=bf16)]
+        kv_cache = _PRECISIONS[engine_memory.cpu_kv_cache(runtime.precision, sizes.hidden, bf16=bf16)]
     return ModelSpec(
         role=role,
         sizes=sizes,
         split=parallelism(recipe, role),
         format=form,
-        kv_cache=precision or _kv_cache(recipe, _chosen(recipe, role), sizes),
+        kv_cache=kv_cache,
         step_tokens=limits.step_tokens,
         block_tokens=limits.block_tokens,
         awq_block=quantization.awq_block_size,

@@ -98,8 +98,9 @@ def tensor_bytes(tensor: WeightTensor, model: ModelSpec, *, vocabulary_multiple:
     if _is_packed(model, tensor.kind) and form != "auto":
         assert model.packed is not None, "or it would be as it is stored"
         return part.copies * engine_memory.cpu_linear_bytes(
-            part.rows, part.columns, form, model.packed, awq_block=tensor.group or model.awq_block
-        )
+            part.rows, part.columns, form, model.packed,
+            awq_block=tensor.group or model.awq_block, dtype=model.sizes.dtype,
+        )  # fmt: skip
     each = engine_memory.linear_bytes(
         part.rows, part.columns, form, awq_block=tensor.group or model.awq_block,
         dtype=model.sizes.dtype, bits=model.bits,
@@ -232,7 +233,7 @@ def _formula(model: ModelSpec, kind: str, forms: Iterable[str]) -> str:
     spread = f", over {ways} GPUs" if ways > 1 else ", whole on each GPU" if model.split.attention_dp else ""
     quantized = [form for form in forms if form != "none"]
     if _is_packed(model, kind) and any(engine_memory.cpu_widens(form) for form in forms):
-        return f"rows * columns in {model.packed}, in which the cpu engine multiplies them"
+        return f"rows * columns, as the cpu engine packs them to compute in {model.packed}"
     if kind == "experts" and model.expert_bytes is not None:
         return f"rows * columns of each layer * {model.expert_bytes:g} bytes, as the cpu engine unpacks them"
     if quantized:

@@ -1,7 +1,8 @@
 """A what-if: context and generation servers that meet an SLO at a rate of requests, with a split of their own each.
 
 Servers of both kinds are sized apart, each kind by the split that needs the fewest GPUs, and then simulated together;
-where they miss the SLO together, servers are added to the kind that does.
+where they miss the SLO together, servers are added to the kind that does. Beside them: aggregated servers, with the
+split that needs the fewest GPUs of those.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pipeline.plan.memory import DeploymentSpec, plan_memory
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance.disaggregated import DisaggregatedEngines, transfer_s
 from pipeline.plan.performance.queueing import Workload, open_arrivals
-from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.served_engine import ServedEngine
 from pipeline.plan.performance.service import (
     MOST_REQUESTS,
     DeploymentModel,
@@ -90,20 +91,47 @@ def plan_split(
     servers = list(_servers(make, spec, work, acceptance))
     reading = replace(work, output_tokens=1)
 
-    def contexts(one: _Server, rate: float) -> LoadPoint:
-        return load_point(open_arrivals(one.served, rate, reading), 1.0)
+    def contexts(server: _Server, rate: float) -> LoadPoint:
+        return load_point(open_arrivals(server.served, rate, reading), 1.0)
 
-    def generations(one: _Server, rate: float) -> LoadPoint:
-        engines = DisaggregatedEngines(_INSTANT, 1, one.served, 1)
+    def generations(server: _Server, rate: float) -> LoadPoint:
+        engines = DisaggregatedEngines(_INSTANT, 1, server.served, 1)
         return load_point(open_arrivals(engines, rate, work), 0.0)
 
     context = _fewest(
-        (replace(one, most=_prompts_per_s(one, work)) for one in servers), contexts, slo, requests_per_s
+        (replace(server, most=_prompts_per_s(server, work)) for server in servers),
+        contexts,
+        slo,
+        requests_per_s,
     )
     generation = _fewest(servers, generations, slo.model_copy(update={"ttft_p95_ms": None}), requests_per_s)
     if context is None or generation is None:
         return None
     return _together(context, generation, work, slo, requests_per_s)
+
+
+def plan_aggregated(
+    make: Callable[[DeploymentSpec], DeploymentModel],
+    spec: DeploymentSpec,
+    work: Workload,
+    slo: Slo,
+    requests_per_s: float,
+    acceptance: float | None,
+) -> ServerGroup | None:
+    """Find the fewest GPUs of servers that compute prompts and answers for a rate; None: no split meets the SLO.
+
+    Each takes as many requests as its memory holds, as context and generation servers do. See `plan_split`.
+    """
+
+    def alone(server: _Server, rate: float) -> LoadPoint:
+        return load_point(open_arrivals(server.served, rate, work), 0.0)
+
+    found = _fewest(_servers(make, spec, work, acceptance), alone, slo, requests_per_s)
+    return None if found is None else _group(*found)
+
+
+def _group(server: _Server, count: int) -> ServerGroup:
+    return ServerGroup(server.model.spec.models[0].split, count, server.served.slots)
 
 
 # A context server that takes no time, before generation servers that are looked at alone.
@@ -124,15 +152,15 @@ def _servers(
             spec,
             models=tuple(
                 replace(
-                    one,
+                    model,
                     split=Parallelism(
                         ways,
-                        expert=ways if one.split.expert > 1 else 1,
-                        attention_dp=one.split.attention_dp and ways > 1,
+                        expert=ways if model.split.expert > 1 else 1,
+                        attention_dp=model.split.attention_dp and ways > 1,
                     ),
                     partition=(),
                 )
-                for one in spec.models
+                for model in spec.models
             ),
             sequence_tokens=work.prompt_tokens + work.output_tokens,
         )
@@ -150,7 +178,7 @@ def _prompts_per_s(server: _Server, work: Workload) -> float:
     several = max(1, served.step_tokens // prompt)
     together = served.times.mixed(0, 0, several * prompt, 0, several * prompt**2 / 2, prompt)
     alone = served.prompt_s(prompt) - served.times.prompt_s
-    return max(several / together if prompt <= served.piece_tokens else 0.0, 1 / alone)
+    return max(several / together if prompt <= served.step_tokens // served.ranks else 0.0, 1 / alone)
 
 
 def _fewest(
@@ -158,16 +186,16 @@ def _fewest(
 ) -> tuple[_Server, int] | None:
     """Find the server of which the fewest GPUs take a rate within an SLO, and how many of it do."""
     best: tuple[_Server, int] | None = None
-    for one in sorted(servers, key=lambda one: one.gpus / one.most):
-        least = math.ceil(requests_per_s / one.most) * one.gpus
+    for server in sorted(servers, key=lambda server: server.gpus / server.most):
+        least = math.ceil(requests_per_s / server.most) * server.gpus
         if best is not None and least >= best[0].gpus * best[1]:
             continue
-        found = highest_rate(partial(look, one), one.most, slo)
+        found = highest_rate(partial(look, server), server.most, slo)
         if found is None:
             continue
         count = math.ceil(requests_per_s / found[0])
-        if best is None or count * one.gpus < best[0].gpus * best[1]:
-            best = one, count
+        if best is None or count * server.gpus < best[0].gpus * best[1]:
+            best = server, count
     return best
 
 
@@ -180,7 +208,7 @@ def _together(
 ) -> SplitPlan | None:
     """Put both kinds together, and add servers until they meet the SLO."""
     (reads, contexts), (answers, generations) = context, generation
-    specs = [one.model.spec for one in (reads, answers)]
+    specs = [server.model.spec for server in (reads, answers)]
     for _ in range(_ADDED):
         parts = math.ceil(max(contexts, generations) / _SERVERS)
         few = max(1, contexts // parts), max(1, generations // parts)
@@ -202,10 +230,6 @@ def _together(
         load = load_point(open_arrivals(engines, rate, work), share)
         broken = load.broken(slo)
         if broken is None:
-            groups = [
-                ServerGroup(one.model.spec.models[0].split, count, one.served.slots)
-                for one, count in ((reads, contexts), (answers, generations))
-            ]
-            return SplitPlan(groups[0], groups[1], load)
+            return SplitPlan(_group(reads, contexts), _group(answers, generations), load)
         contexts, generations = contexts + (broken == "ttft"), generations + (broken == "itl")
     return None

@@ -38,7 +38,7 @@ class CpuBackend:
         adapted: Mapping[str, Json] = {"adapters": True} if recipe.adapters and role == TARGET else {}
         return {
             "runtime": settings.kind,
-            "files": 2,  # raised when the same recipe gives other files
+            "files": 3,  # raised when the same recipe gives other files
             "simulate_activations": settings.simulate_activations,
             **adapted,
         }

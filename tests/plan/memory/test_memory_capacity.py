@@ -231,7 +231,7 @@ def test_the_embedded_engine_takes_what_its_limits_need() -> None:
     assert plan_memory(few).ranks[0].group("kv_cache") <= 8 * 2**20
 
 
-@pytest.mark.parametrize(("form", "times"), [("none", 2), ("fp8", 2), ("int8_sq", 0.5), ("int4_awq", 0.5)])
+@pytest.mark.parametrize(("form", "times"), [("none", 1), ("fp8", 1), ("int8_sq", 0.5), ("int4_awq", 0.5)])
 def test_the_embedded_engine_widens_or_packs_twice(form: str, times: float) -> None:
     given = (
         "" if form == "none" else ", calibration: {dataset: support, samples: 16, allow_sample_count: true}"
@@ -246,11 +246,34 @@ def test_the_embedded_engine_widens_or_packs_twice(form: str, times: float) -> N
         return {line.key: line.bytes for line in plan_memory(asked).ranks[0].lines}
 
     exact, rounded = lines(bf16=False), lines(bf16=True)
+    assert exact["kv_cache.target"] == rounded["kv_cache.target"], "in f16 instead of bf16"
     assert exact["weights.target.mlp"] == times * rounded["weights.target.mlp"]
-    assert exact["weights.target.lm_head"] == 2 * rounded["weights.target.lm_head"]
+    assert exact["weights.target.lm_head"] == rounded["weights.target.lm_head"]
+    # The draft's keys and values have small matrices, which f32 packs again for steps of a few tokens.
+    assert exact["weights.target.attention"] == times * rounded["weights.target.attention"]
+    assert 1 < exact["weights.draft.attention"] / rounded["weights.draft.attention"] < 2
     assert exact["weights.target.embedding"] == rounded["weights.target.embedding"]
     # It is the embedding, which is read from the file, and packed for its products.
     assert rounded["weights.draft.lm_head"] == rounded["weights.draft.embedding"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "form", "dtype", "each"),
+    [
+        (4096, 1024, "none", "bfloat16", 2),
+        (4096, 1024, "none", "float32", 4),
+        (4096, 1024, "fp8", "bfloat16", 2),
+        (4064, 1024, "none", "bfloat16", 4),
+        (4064, 1024, "int8_row", "bfloat16", 2 + 4 / 1024),
+        (4000, 1024, "none", "bfloat16", 4),
+        (4008, 1024, "none", "bfloat16", 2),
+    ],
+)
+def test_in_f32_small_matrices_are_packed_again(
+    rows: int, columns: int, form: str, dtype: str, each: float
+) -> None:
+    held = engine_memory.cpu_linear_bytes(rows, columns, form, "float32", dtype=dtype)
+    assert held == rows * columns * each
 
 
 def test_the_embedded_engine_s_own_bound_is_the_one_that_is_planned_with() -> None:

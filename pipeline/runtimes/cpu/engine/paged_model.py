@@ -89,10 +89,18 @@ class PagedModel:
         with signal_stack_kept():
             self.precision, self.reason = chosen_precision(settings.precision, gains=facts["bf16_pays"])
             self._stack = AdapterStack(adapters) if adapters else None
-            rounds = facts["rounds_short_steps"] and self.precision == "bf16"
+            # Where bf16 would be chosen if the processor had it.
+            instead = self.precision == "f32" and settings.precision == "auto" and facts["bf16_pays"]
+            self.rounds: bool = facts["rounds_short_steps"] and (self.precision == "bf16" or instead)
+            self._cache_type = "f16" if instead else self.precision
+            if instead:
+                projection = ", the output projection in 8 bits" if self.rounds else ""
+                self.reason += f"; keys and values are held in f16{projection}"
             longest = min(self.max_positions, settings.max_sequence_tokens or self.max_positions)
-            compiled, groups = self._compile(folder, facts, settings, longest, rounds=rounds)
-            short = self._compile(folder, facts, settings, longest, short=True)[0] if rounds else None
+            compiled, groups = self._compile(folder, facts, settings, longest)
+            # Without bf16, one model is the better one for steps of any size.
+            twice = self.rounds and self.precision == "bf16"
+            short = self._compile(folder, facts, settings, longest, short=True)[0] if twice else None
         self._caches = {
             port.any_name: (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
             for port in compiled.inputs
@@ -113,19 +121,17 @@ class PagedModel:
         settings: EngineSettings,
         longest: int,
         *,
-        rounds: bool = True,
         short: bool = False,
     ) -> tuple[ov.CompiledModel, dict[int | None, list[str]]]:
         """Compile the model for steps of any size, or for `short` ones; see `part_windows` for what else it returns.
 
         Args:
             longest: Tokens of the longest sequence.
-            rounds: Take the output projection in 8 bits.
         """
         core = ov.Core()
         model = core.read_model(folder / MODEL_FILE)
         for output in model.outputs[:]:
-            if len(model.outputs) > 1 and output.any_name != LOGITS[rounds]:
+            if len(model.outputs) > 1 and output.any_name != LOGITS[self.rounds]:
                 model.remove_result(output.get_node())
         if self._stack:
             self._stack.join(model, facts["linears"])
@@ -142,13 +148,13 @@ class PagedModel:
             cap_paged_attention(model, cap)
         _gather_rows(model)
         _part_feed_forward(model)
-        options = _properties(settings, self.precision, integer_options(model))
+        options = _properties(settings, self.precision, self._cache_type, integer_options(model))
+        if self.rounds and (short or self.precision == "f32"):
+            # OpenVINO leaves inputs as they are where the processor has no VNNI.
+            options |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(INPUT_GROUP)}
         if short:
             attend_in_bf16(model)
-            options |= {
-                "INFERENCE_PRECISION_HINT": "f32",
-                "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(INPUT_GROUP),
-            }
+            options |= {"INFERENCE_PRECISION_HINT": "f32"}
         return core.compile_model(model, "CPU", options), groups
 
     @property
@@ -366,11 +372,13 @@ def _part_feed_forward(model: ov.Model) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _properties(settings: EngineSettings, precision: str, further: Mapping[str, str]) -> dict[str, Any]:
+def _properties(
+    settings: EngineSettings, precision: str, cache_type: str, further: Mapping[str, str]
+) -> dict[str, Any]:
     return {
         **further,
         "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": precision,
+        "KV_CACHE_PRECISION": cache_type,
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,  # pinned threads wait for each other when the machine has other work

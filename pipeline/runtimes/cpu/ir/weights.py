@@ -65,8 +65,9 @@ class Weights:
 
     def embed(self, token_ids: Node) -> Node:
         """[batch, tokens] i64 -> [batch, tokens, hidden] f32."""
-        table = self._plain(self._checkpoint.architecture.embedding)
-        return widen(ops.gather(table, ops.convert(token_ids, Type.i32), i64(0)))
+        # Widened first, for OpenVINO then reads rows of 16 bits; otherwise it keeps a copy in f32 where it lacks bf16.
+        table = widen(self._plain(self._checkpoint.architecture.embedding))
+        return ops.gather(table, ops.convert(token_ids, Type.i32), i64(0))
 
     def vector(self, name: str) -> Node:
         """[size] f32: the tensor `name`."""
