@@ -104,7 +104,7 @@ def test_all_wrong_names_are_told_at_once() -> None:
     assert "did you mean limits.max_batch_tokens?" in told
     assert "the runtime cpu does not read it" in told
     assert "is in fix, too" in told
-    assert "fix = x: is no key" in told
+    assert "fix = x: is not a key" in told
 
 
 def test_without_a_draft_nothing_below_its_section_is_set() -> None:

@@ -216,7 +216,7 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
                 fix = f"did you mean {near[0]}? " if near else ""
                 faults.append(
                     Fault(
-                        "is no key that is tuned",
+                        "is not a key that is tuned",
                         where="--study",
                         key=option,
                         value=name,

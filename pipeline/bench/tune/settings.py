@@ -30,7 +30,7 @@ class StudySettings(Settings):
         default=12,
         ge=1,
         le=1000,
-        description="Trials that are measured. An earlier search goes on to so many.",
+        description="Trials that are measured, those of an earlier search included.",
     )
     keys: Annotated[tuple[str, ...], Several] = Field(
         default=(), description="Try these keys only; if not given, all that the recipe's runtime reads."
@@ -47,7 +47,7 @@ class StudySettings(Settings):
     )
     restart: bool = Field(
         default=False,
-        description="Forget the trials of this search; if not given, it goes on where it was.",
+        description="Forget the trials of this search; by default it is continued.",
     )
 
 
