@@ -16,13 +16,13 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.common import HERE, markdown, peer_environment
-from pipeline.plan.performance.accuracy import PublishedFigure, compute_figure, figures
+from pipeline.plan.performance.accuracy import compute_figure
 from pipeline.plan.performance.estimates import QUANTITY_NAMES, Quantity, figure_classes
+from pipeline.plan.performance.published import PublishedFigure, figures
 
 # Model of a row -> model, and formats of matrices and experts, as AIConfigurator names them.
 MODELS: Mapping[str, tuple[str, str, str | None]] = {
@@ -148,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

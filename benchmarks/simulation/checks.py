@@ -16,8 +16,9 @@ from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, Ran
 from benchmarks.simulation.service import cpu_service
 from benchmarks.simulation.simulator import Fleet
 from benchmarks.simulation.traffic import Conversation
-from pipeline.plan.performance.accuracy import figures, full_load_requests, served_figure
-from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.accuracy import full_load_requests, served_figure
+from pipeline.plan.performance.published import figures
+from pipeline.plan.performance.served_engine import ServedEngine
 from pipeline.plan.performance.step_times import StepTimes
 
 _T_95 = 2.262  # 95 % of Student's t with nine degrees of freedom lie within

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.simulation.autoscaler import ScalingRule
-from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.served_engine import ServedEngine
 
 SERVED, REFUSED, BROKEN = 0, 1, 2
 

@@ -13,7 +13,8 @@ from collections import OrderedDict
 from typing import Literal
 
 from benchmarks.simulation.traffic import Conversation
-from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler, ServedEngine
+from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
+from pipeline.plan.performance.served_engine import ServedEngine
 
 State = Literal["starting", "ready", "draining", "lost", "gone"]
 

@@ -18,7 +18,7 @@ from benchmarks.simulation.service import recipe_service
 from benchmarks.simulation.simulator import Fleet
 from benchmarks.simulation.traffic import PEOPLE, Arrivals, Kind, Traffic
 from pipeline.client.spreading import LOAD_BOUND, LOAD_FLOOR
-from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.served_engine import ServedEngine
 
 Way = Literal["random", "least load", "affinity"]
 _LINE_S = 600.0  # between points of a time line

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.contracts.models import known_model
 from pipeline.plan.memory import deployment_spec, plan_memory
 from pipeline.plan.performance.calibration import recipe_model
-from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.served_engine import ServedEngine
 from pipeline.plan.performance.step_times import StepTimes
 from pipeline.plan.plan import TARGET
 from pipeline.recipe import load_recipe

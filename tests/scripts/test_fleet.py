@@ -25,8 +25,8 @@ from benchmarks.simulation.replica import PrefixCache
 from benchmarks.simulation.scenarios import Scenario, Way, full_rate, service_of, simulate
 from benchmarks.simulation.service import recipe_service
 from benchmarks.simulation.traffic import PEOPLE, PROGRAMS, Arrivals, Burst, Traffic
-from pipeline.plan.performance.accuracy import figures
 from pipeline.plan.performance.engine import EngineSpeed
+from pipeline.plan.performance.published import figures
 
 # Four replicas for twenty minutes.
 FOUR = Scenario(RECIPE, Arrivals(3.0, 1200.0), 4, since_s=300.0)

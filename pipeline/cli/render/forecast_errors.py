@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.render.speed import number, wrapped
 from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
-from pipeline.plan.performance.accuracy import figure_source, figures, speculation_checks
+from pipeline.plan.performance.accuracy import speculation_checks
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
 from pipeline.plan.performance.constants import fitted_constants
-from pipeline.plan.performance.estimates import QUANTITIES, QUANTITY_NAMES, figure_classes
+from pipeline.plan.performance.estimates import QUANTITIES, QUANTITY_NAMES, FigureClass, figure_classes
 from pipeline.plan.performance.fit import FitRow
+from pipeline.plan.performance.published import figure_source, figures
 from pipeline.store import Json
 
 if TYPE_CHECKING:
@@ -62,21 +63,21 @@ def _speed_lines() -> Iterator[str]:
     for quantity in QUANTITIES:
         yield ""
         yield f"{QUANTITY_NAMES[quantity]}, by model, format and GPU"
-        head = f"  {'class':<43} {'count':>5} {'mean':>6} {'median':>7} {'9 of 10':>8} {'bias':>6}"
-        yield f"{head}   bracket        holds   model left out: median, holds"
+        head = f"  {'class':<43} {'count':>5} {'set-ups':>7} {'mean':>6} {'median':>7} {'9 of 10':>8} {'bias':>6}"
+        yield f"{head}   bracket            holds   model left out: median, holds"
         for group in (group for group in figure_classes() if group.quantity == quantity):
             yield (
-                f"  {group.name:<43} {group.count:>5} {group.mean:>6.1%} {group.median:>7.1%} {group.p90:>8.1%} "
-                f"{group.bias:>+6.1%}"
-                f"   {f'{group.low:.2f} to {group.high:.2f}':<13} {_held(group.covered):>6}"
+                f"  {group.name:<43} {group.count:>5} {group.set_ups:>7} {group.mean:>6.1%} {group.median:>7.1%} "
+                f"{group.p90:>8.1%} {group.bias:>+6.1%}"
+                f"   {f'{group.low:.2f} to {group.high:.2f}':<13} {_coverage(group):>10}"
                 f"   {group.unseen:>23.1%} {_held(group.unseen_covered):>6}"
             )
     yield ""
     yield from wrapped(
         "Set-ups (model, format, GPU, split, lengths) are left out together, from the fit and from what sets the "
         "brackets; in the last columns all of a model in a format on GPUs of a generation. Brackets are measured over "
-        "computed, and shall hold 80%; with fewer than six set-ups (-) that cannot be told. What no class is of is not "
-        "checked: it has no bracket.",
+        "computed, and shall hold 80% of set-ups; the standard error is beside it. A class with ? has too few set-ups "
+        "to tell 80% from 75% or 85%. What no class is of is not checked: it has no bracket.",
         120,
     )
     yield ""
@@ -99,6 +100,12 @@ def _speed_lines() -> Iterator[str]:
     yield ""
     yield from sorted({f"{figure.source}: {figure_source(figure)}" for figure in figures()})
     yield from sorted({f"mtp: {gain.source}" for gain in speculation_checks()})
+
+
+def _coverage(group: FigureClass) -> str:
+    if group.covered is None or group.covered_error is None:
+        return "-"
+    return f"{group.covered:.0%} ±{group.covered_error:.0%}{' ' if group.tells_coverage else '?'}"
 
 
 def _held(share: float | None) -> str:

@@ -111,10 +111,10 @@ def _rate_lines(forecast: Forecast, plan: RatePlan) -> Iterator[str]:
     if plan.split is None:
         return
     context, generation = plan.split.context, plan.split.generation
-    if plan.lifted is not None and plan.lifted != plan.replicas:
-        yield f"  ... with limits lifted    {plan.lifted} replicas, {plan.lifted * forecast.gpus} GPUs"
-    yield f"  disaggregated, instead    {plan.split.gpus} GPUs: {_servers(context, 'context')},"
-    yield f"  ...                       {_servers(generation, 'generation')}, {generation.slots} requests each"
+    if (whole := plan.aggregated) is not None:
+        yield f"  fewest GPUs, aggregated   {whole.gpus} GPUs: {_servers(whole, 'server')}, {whole.slots} requests each"
+    yield f"  disaggregated, instead    {plan.split.gpus} GPUs: {_servers(context, 'context server')},"
+    yield f"  ...                       {_servers(generation, 'generation server')}, {generation.slots} requests each"
     yield f"  ... first token           {_percentiles(plan.split.load.settled_ttft)}"
     yield f"  ... between tokens        {_percentiles(plan.split.load.itl)}"
 
@@ -124,7 +124,7 @@ def _servers(group: ServerGroup, kind: str) -> str:
     ways = (
         f"TP{split.tensor}" + f" EP{split.expert}" * (split.expert > 1) + " attention DP" * split.attention_dp
     )
-    return f"{group.servers} {kind} server{'s' if group.servers > 1 else ''} ({ways})"
+    return f"{group.servers} {kind}{'s' if group.servers > 1 else ''} ({ways})"
 
 
 def _percentiles(percentiles: Percentiles) -> str:

@@ -27,7 +27,7 @@ from pipeline.plan.memory.spec import DeploymentSpec
 from pipeline.plan.performance.constants import Efficiency, efficiency
 from pipeline.plan.performance.estimates import Estimate
 from pipeline.plan.performance.queueing import Workload
-from pipeline.plan.performance.scheduler import PromptBalance
+from pipeline.plan.performance.served_engine import PromptBalance
 from pipeline.plan.performance.service import DeploymentModel, EngineOptions
 from pipeline.recipe import PyTorchRuntime, Recipe
 from pipeline.recipe.source import LocalSource
@@ -315,7 +315,7 @@ def _balance(recipe: Recipe) -> tuple[int, int] | None:
     given = runtime.llm_args.get("attention_dp_config") if isinstance(runtime, PyTorchRuntime) else None
     if not isinstance(given, dict) or not given.get("enable_balance"):
         return None
-    default = PromptBalance(1)
+    default = PromptBalance()
     timeout = given.get("timeout_iters", default.timeout_steps)
     wait = given.get("batching_wait_iters", default.wait_steps)
     return (max(1, timeout), max(0, wait)) if isinstance(timeout, int) and isinstance(wait, int) else None

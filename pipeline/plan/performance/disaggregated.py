@@ -18,7 +18,8 @@ from pipeline.contracts.gpus import GpuRates
 from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import cache_token_bytes
 from pipeline.plan.performance.constants import Efficiency
-from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler, ServedEngine
+from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
+from pipeline.plan.performance.served_engine import ServedEngine
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A class is a quantity, the structure of the model (dense, or sparse: with experts), the format of its weights and the
 generation of the GPU. `data/efficiency.yaml` has the classes that measurements check, with errors of measurements whose
-whole set-up (model, GPU, split, lengths) was left out of the fit, and how many of them brackets hold that were set
-without their set-up. What no class is of has no bracket.
+whole set-up (model, GPU, split, lengths) was left out of the fit, and how many set-ups brackets hold that were set
+without them (`brackets`). What no class is of has no bracket.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ QUANTITY_NAMES: Mapping[Quantity, str] = {
     "ttft-idle": "first token, alone",
     "ttft-loaded": "first token under load, mean",
 }
-COVERAGE = 0.8  # share of measurements that an interval covers
+COVERAGE = 0.8  # share of set-ups that an interval covers
+_TELLING = 0.05
 _MOST_STAGES = 4  # figures of more pipeline stages are missed by up to half, in both directions
 
 
@@ -79,9 +80,10 @@ class FigureClass:
         bias: Median of the errors; above 0 the forecast is too much.
         low: Lower end of the bracket: measured over computed, 1 at most.
         high: Upper end, 1 at least.
-        covered: Share of measurements within brackets that were set without their set-up; None with too few set-ups.
+        covered: Share of set-ups within brackets that were set without them; None with one set-up alone.
+        covered_error: Its standard error.
         unseen: Median of absolute errors with all of the model on this GPU left out of the fit.
-        unseen_covered: Share of measurements within the bracket then; None with too few set-ups.
+        unseen_covered: Share of set-ups within the bracket then; None with one set-up alone.
     """
 
     quantity: Quantity
@@ -97,8 +99,14 @@ class FigureClass:
     low: float
     high: float
     covered: float | None
+    covered_error: float | None
     unseen: float
     unseen_covered: float | None
+
+    @property
+    def tells_coverage(self) -> bool:
+        """Whether there are enough set-ups to tell `COVERAGE` from five percent more or less."""
+        return self.covered_error is not None and self.covered_error <= _TELLING
 
     @property
     def name(self) -> str:

@@ -27,16 +27,17 @@ class RatePlan:
         replicas: Replicas that meet the SLO; None: no number of them does.
         each: Highest rate of one replica within the SLO.
         load: Load of each replica at that peak.
-        lifted: Replicas if each took as many requests as its memory holds, as servers of `split` do.
         split: Context and generation servers in their place; None: none meet the SLO, or the runtime has none.
+        aggregated: Servers to compare `split` with: they do both, with the tensor parallelism that needs the fewest
+            GPUs and as many requests as memory holds; None: as for `split`.
     """
 
     requests_per_s: float
     replicas: int | None
     each: float
     load: LoadPoint | None
-    lifted: int | None = None
     split: SplitPlan | None = None
+    aggregated: ServerGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,9 @@ class Forecast:
             if replicas is None or self.gpu_hour is None
             else replicas * self.gpus * self.gpu_hour,
             "kw": None if replicas is None or self.gpu_w is None else replicas * self.gpus * self.gpu_w / 1e3,
-            "replicas_with_limits_lifted": self.rate.lifted,
+            "aggregated": None
+            if self.rate.aggregated is None
+            else {"gpus": self.rate.aggregated.gpus, **_group_json(self.rate.aggregated)},
             "disaggregated": None if self.rate.split is None else self._split_json(self.rate.split),
         }
 

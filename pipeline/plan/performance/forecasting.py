@@ -34,7 +34,7 @@ from pipeline.plan.performance.service import (
     LoadPoint,
     Service,
 )
-from pipeline.plan.performance.splitting import plan_split
+from pipeline.plan.performance.splitting import plan_aggregated, plan_split
 from pipeline.recipe import CpuRuntime, Recipe, Slo
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # at which gains are listed
@@ -102,7 +102,8 @@ def forecast(
     rate = None if requests_per_s is None else _replicas(service, work, slo, requests_per_s)
     if rate is not None and track == "pytorch":
         split = plan_split(make, spec, work, slo, rate.requests_per_s, acceptance)
-        rate = replace(rate, split=split, lifted=_lifted_replicas(service, work, held, slo, rate))
+        whole = plan_aggregated(make, spec, work, slo, rate.requests_per_s, acceptance)
+        rate = replace(rate, split=split, aggregated=whole)
     return Forecast(
         gpu=spec.device,
         gpus=spec.ranks,
@@ -144,12 +145,6 @@ def _replicas(service: Service, work: Workload, slo: Slo, requests_per_s: float)
     each, _ = found
     replicas = math.ceil(requests_per_s / each)
     return RatePlan(requests_per_s, replicas, each, service.at_rate(requests_per_s / replicas, work))
-
-
-def _lifted_replicas(service: Service, work: Workload, held: int, slo: Slo, rate: RatePlan) -> int | None:
-    """Count replicas whose limit is what memory holds, as that of disaggregated servers is."""
-    found = replace(service, slots=min(held, MOST_REQUESTS)).most_requests_per_s(work, slo)
-    return None if found is None else math.ceil(rate.requests_per_s / found[0])
 
 
 def forecast_recipe(

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.plan.performance.disaggregated import DisaggregatedEngines
-from pipeline.plan.performance.scheduler import EngineRequest, ServedEngine
+from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
+from pipeline.plan.performance.served_engine import ServedEngine
 from pipeline.plan.performance.step_times import StepTimes
 
 Values = npt.NDArray[np.float64]
@@ -221,7 +222,11 @@ def _run(
     settled: int,
 ) -> QueueRun:
     """Run requests through an engine: `starts` are the times of the first ones, others follow an answer's end."""
-    scheduler = service.scheduler()
+    scheduler = (
+        EngineScheduler[EngineRequest](service, record=True)
+        if isinstance(service, ServedEngine)
+        else service.scheduler()
+    )
     asked = [EngineRequest(*lengths[index], start) for index, start in enumerate(starts)]
     coming, waiting = deque(asked), deque[EngineRequest]()
     ended_s: dict[int, float] = {}

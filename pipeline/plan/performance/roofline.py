@@ -257,7 +257,7 @@ class EngineStep:
     tokens_each: float = 1  # that each of them adds: more than one where drafts are verified
     prompt: float = 0  # tokens of prompts
     prompt_before: float = 0  # tokens of that prompt that earlier steps have done
-    longest: float = 0  # tokens of the longest piece of them, which one rank computes
+    longest: float = 0  # tokens of them that the busiest rank computes
 
     @property
     def tokens(self) -> float:

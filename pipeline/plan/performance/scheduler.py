@@ -4,7 +4,8 @@ Between two events all sequences that generate advance at the same pace, one ste
 happens step by step: a clock counts the steps, each sequence ends at a count that is known when it begins, and an event
 is the end of a step with prompts, or of a sequence. As `guaranteed_no_evict` does, a request gets the pages that it
 needs to its end before it begins. Each step computes the next tokens of every sequence first, and then as much of the
-prompts that wait as fits into the budget.
+prompts that wait as fits into the budget. With attention data parallelism, each rank has requests, prompts and a budget
+of its own.
 
     scheduler = EngineScheduler(service); scheduler.give(request, now)
     due = scheduler.plan(now); ended = scheduler.advance(due)
@@ -17,130 +18,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
-from pipeline.plan.performance.step_times import StepTimes
+from pipeline.plan.performance.served_engine import ServedEngine
 
 # A step counts as done when the clock is this close to its end: sums of floating-point numbers.
 _NEARLY = 1e-6
 # Steps after which the time of a step is worked out anew, because answers have become longer.
 _MOST_STEPS = 128.0
-
-
-@dataclass(frozen=True, slots=True)
-class PromptBalance:
-    """Attention data parallelism with `attention_dp_config.enable_balance`: prompts wait until each rank has one.
-
-    While all ranks generate, prompts are let in when each has one and some steps more have passed, or when a timer ends
-    that begins again at each end and each time that prompts are let in (`_balance_adp_requests` in TensorRT-LLM 1.2).
-
-    Attributes:
-        ranks: Ranks that have requests of their own.
-        timeout_steps: Steps of the timer, `timeout_iters`.
-        wait_steps: Steps more when each rank has a prompt, `batching_wait_iters`.
-    """
-
-    ranks: int
-    timeout_steps: int = 50
-    wait_steps: int = 10
-
-
-@dataclass(frozen=True)
-class ServedEngine:
-    """One replica of a deployment, as its scheduler sees it.
-
-    Attributes:
-        name: Name of the deployment.
-        times: Times of its engine's steps.
-        slots: Requests that it takes at a time.
-        blocks: Pages of its KV cache.
-        block_tokens: Tokens of a page.
-        step_tokens: Most tokens of a step, of all ranks together.
-        piece_tokens: Most tokens of a prompt in a step: those of one rank.
-        chunked: Whether a prompt may be split over steps.
-        overlaps: Whether a step is scheduled while the one before runs, so that a request that comes during a step
-            begins with the next but one.
-        balance: Wait for prompts of other ranks; None: prompts begin with the next step.
-        max_prompt: Tokens of the longest prompt.
-        gpus: GPUs of a replica.
-        request_s: Seconds of a request outside the engine: HTTP, tokens, and their way back.
-        admit_s: Seconds from one request to the next, in which a front end hands them over one by one.
-        weight_bytes: Bytes of weights that it loads before it is ready.
-        ttft_s: Target of the recipe's SLO, for the 95th percentile.
-    """
-
-    name: str
-    times: StepTimes
-    slots: int
-    blocks: int
-    block_tokens: int = 32
-    step_tokens: int = 8192
-    piece_tokens: float = math.inf
-    chunked: bool = True
-    overlaps: bool = False
-    balance: PromptBalance | None = None
-    max_prompt: int = 8192
-    gpus: int = 1
-    request_s: float = 0.0
-    admit_s: float = 0.0
-    weight_bytes: float = 0.0
-    ttft_s: float = 1.0
-
-    @property
-    def progress(self) -> float:
-        """Tokens that a step brings a sequence."""
-        return self.times.progress
-
-    def bundled(self, bundle: int) -> ServedEngine:
-        """Let each request stand for several that are alike, and do everything together."""
-        if bundle == 1:
-            return self
-        return replace(
-            self,
-            times=self.times.bundled(bundle),
-            slots=max(1, self.slots // bundle),
-            blocks=max(1, self.blocks // bundle),
-            step_tokens=max(1, self.step_tokens // bundle),
-            balance=self.balance and replace(self.balance, ranks=max(1, self.balance.ranks // bundle)),
-            admit_s=self.admit_s * bundle,
-        )
-
-    def scheduler(self) -> EngineScheduler[EngineRequest]:
-        """Begin a simulation whose steps are recorded."""
-        return EngineScheduler(self, record=True)
-
-    def prompt_s(self, tokens: int, cached: int = 0, sequences: int = 0, context: float = 0.0) -> float:
-        """Seconds of a prompt that shares its steps with sequences that generate.
-
-        Args:
-            tokens: Tokens of the prompt.
-            cached: Tokens of these that the KV cache has.
-            sequences: Sequences that generate.
-            context: Tokens that all of them together have behind them.
-        """
-        seconds, done = self.times.prompt_s, cached
-        while done < tokens:
-            room = min(self.step_tokens - sequences, self.piece_tokens)
-            piece = int(min(tokens - done, room)) if self.chunked else tokens - done
-            seconds += self.times.mixed(sequences, context, piece, done, piece * (done + piece / 2), piece)
-            done += piece
-        return seconds
-
-    def requests_per_s(self, prompt: float, answer: float, cached: float = 0.0) -> float:
-        """Requests a second of a replica whose slots are all taken all the time.
-
-        Args:
-            prompt: Mean tokens of a prompt.
-            answer: Mean tokens of an answer.
-            cached: Mean tokens of a prompt that the KV cache has.
-        """
-        context = self.slots * (prompt + answer / 2)
-        steps = answer / self.times.progress * self.times.decode(self.slots, context) / self.slots
-        beside = self.prompt_s(round(prompt), round(cached), self.slots, context)
-        return 1 / (steps + beside - self.times.decode(self.slots, context))
 
 
 class EngineRequest:
@@ -155,14 +42,17 @@ class EngineRequest:
         blocks: Pages that it holds.
         received: Whether another engine has computed the prompt and the first token.
         earliest: Step, of all that its engine has done, with which its prompt may begin.
+        rank: Rank that computes it.
     """
 
-    __slots__ = ("answer", "arrived_s", "blocks", "cached", "earliest", "first_token_s", "prompt", "received")
+    __slots__ = (
+        "answer", "arrived_s", "blocks", "cached", "earliest", "first_token_s", "prompt", "rank", "received",
+    )  # fmt: skip
 
     def __init__(self, prompt: int, answer: float, arrived_s: float) -> None:
         self.prompt, self.answer, self.arrived_s = prompt, answer, arrived_s
         self.first_token_s: float | None = None
-        self.cached = self.blocks = 0
+        self.cached = self.blocks = self.rank = 0
         self.received, self.earliest = False, 0.0
 
 
@@ -178,7 +68,7 @@ class EngineScheduler(Generic[R]):
         used_blocks: Pages that its requests hold.
         due_s: Time of its next event; infinity: never by itself.
         steps: Steps so far as (seconds, how many, sequences, context of all, tokens, read and pairs of
-            prompts, whether some begin, tokens of the longest piece), where they are recorded.
+            prompts, whether some begin, tokens of the busiest rank's prompts), where they are recorded.
     """
 
     def __init__(self, service: ServedEngine, now: float = 0.0, *, record: bool = False) -> None:
@@ -190,8 +80,10 @@ class EngineScheduler(Generic[R]):
         self._progress = service.times.progress
         # Requests that wait for pages.
         self._waiting: deque[R] = deque()
-        # Requests that wait for their prompts to be computed, with tokens left and tokens done.
-        self._prompts: deque[tuple[R, int, int]] = deque()
+        # By rank: requests that wait for their prompts to be computed, with tokens left and tokens done; how many have
+        # pages; and how many generate.
+        self._prompts: list[deque[tuple[R, int, int]]] = [deque() for _ in range(service.ranks)]
+        self._active, self._generating = [0] * service.ranks, [0] * service.ranks
         # Requests that generate, and the step after which each ends; tokens that all of them have behind them.
         self._sequences: list[tuple[float, int, R]] = []
         self._order = count()
@@ -265,8 +157,9 @@ class EngineScheduler(Generic[R]):
         if sequences:
             ahead = min(max(0.0, self._sequences[0][0] - self._step), _MOST_STEPS)
         if self._mixed_until == math.inf:
-            held = self._held_steps() if self._prompts else 0.0
-            if self._prompts and held <= _NEARLY:
+            waiting = any(self._prompts)
+            held = self._held_steps() if waiting else 0.0
+            if waiting and held <= _NEARLY:
                 self._begin_mixed(now)
             elif sequences:
                 ahead = min(ahead, held or ahead)
@@ -280,10 +173,11 @@ class EngineScheduler(Generic[R]):
     def _held_steps(self) -> float:
         """Steps for which prompts still wait: until they are scheduled, or for those of other ranks."""
         balance = self.service.balance
-        held = self._prompts[0][0].earliest - self._step if self._sequences else 0.0
-        if held > _NEARLY or balance is None or len(self._sequences) < balance.ranks:
+        earliest = min(queue[0][0].earliest for queue in self._prompts if queue)
+        held = earliest - self._step if self._sequences else 0.0
+        if held > _NEARLY or balance is None or not all(self._generating):
             return max(0.0, held)
-        if len(self._prompts) < balance.ranks:
+        if not all(self._prompts):
             self._each_has_one = math.inf
             passed = (self._step - self._timer + _NEARLY) // balance.timeout_steps
             self._timer += max(0.0, passed) * balance.timeout_steps
@@ -304,7 +198,7 @@ class EngineScheduler(Generic[R]):
 
     def left(self) -> list[R]:
         """List all requests in it, and forget them."""
-        partly = [request for request, _, _ in self._prompts]
+        partly = [request for queue in self._prompts for request, _, _ in queue]
         left = [*self._waiting, *partly, *self._mixed_done, *(request for _, _, request in self._sequences)]
         self.in_flight = self.used_blocks = 0
         return left
@@ -333,9 +227,12 @@ class EngineScheduler(Generic[R]):
             request.cached = max(0, min(self.reused(request), request.prompt - 1))
             request.blocks = needed
             self.used_blocks += needed
+            request.rank = self._active.index(min(self._active))
+            self._active[request.rank] += 1
             self.admitted()
             if request.prompt and not request.received:
-                self._prompts.append((request, request.prompt - request.cached, request.cached))
+                left = request.prompt - request.cached
+                self._prompts[request.rank].append((request, left, request.cached))
             else:
                 request.first_token_s = now
                 self._generate(request, request.answer - bool(request.prompt))
@@ -343,26 +240,14 @@ class EngineScheduler(Generic[R]):
     def _begin_mixed(self, now: float) -> None:
         """Begin a step with as many tokens of the prompts that wait as fit into it."""
         self._timer, self._each_has_one = self._step, math.inf
-        times, sequences, chunked = self.service.times, len(self._sequences), self.service.chunked
-        room = max(1, self.service.step_tokens - sequences * times.width)
-        partly: list[tuple[R, int, int]] = []
+        times, sequences = self.service.times, len(self._sequences)
         tokens, read, pairs, begun, longest = 0, 0.0, 0.0, False, 0
-        while self._prompts and tokens < room:
-            request, left, done = self._prompts[0]
-            if tokens and request.earliest > self._step + _NEARLY:
-                break
-            if not chunked and tokens and left > room - tokens:
-                break
-            piece = int(min(left, room - tokens, self.service.piece_tokens)) if chunked else left
-            longest = max(longest, piece)
-            begun = begun or done == request.cached
-            tokens, read, pairs = tokens + piece, read + done, pairs + piece * (done + piece / 2)
-            self._prompts.popleft()
-            if piece < left:
-                partly.append((request, left - piece, done + piece))
-            else:
-                self._mixed_done.append(request)
-        self._prompts.extendleft(reversed(partly))
+        for rank, queue in enumerate(self._prompts):
+            taken = self._take_pieces(queue, self._generating[rank] * times.width, is_first=not tokens)
+            for request, piece, done in taken:
+                tokens, read, pairs = tokens + piece, read + done, pairs + piece * (done + piece / 2)
+                begun = begun or done == request.cached
+            longest = max(longest, sum(piece for _, piece, _ in taken))
         seconds = times.mixed(sequences, self._context, tokens, read, pairs, longest)
         if begun:
             seconds += times.prompt_s
@@ -379,12 +264,46 @@ class EngineScheduler(Generic[R]):
             self.steps.append((seconds, 1.0, sequences, self._context, tokens, read, pairs, begun, longest))
         self._steps_per_s = (rest + 1) / (wait_s + seconds)
 
+    def _take_pieces(
+        self, queue: deque[tuple[R, int, int]], used: int, *, is_first: bool
+    ) -> list[tuple[R, int, int]]:
+        """Take what fits into a step out of the prompts of a rank.
+
+        Args:
+            used: Tokens of its sequences, which come first.
+            is_first: Whether no other rank has a prompt in the step, so that one begins in any case.
+
+        Returns:
+            Requests with the tokens of their pieces, and the tokens before these.
+        """
+        room, chunked = max(1, self.service.step_tokens // self.service.ranks - used), self.service.chunked
+        taken: list[tuple[R, int, int]] = []
+        partly: list[tuple[R, int, int]] = []
+        while queue and room > 0:
+            request, left, done = queue[0]
+            is_due = request.earliest <= self._step + _NEARLY
+            if not is_due and (taken or self._sequences or not is_first):
+                break
+            if not chunked and taken and left > room:
+                break
+            piece = min(left, room) if chunked else left
+            room -= piece
+            taken.append((request, piece, done))
+            queue.popleft()
+            if piece < left:
+                partly.append((request, left - piece, done + piece))
+            else:
+                self._mixed_done.append(request)
+        queue.extendleft(reversed(partly))
+        return taken
+
     def _generate(self, request: R, tokens: float) -> None:
         ends = (
             self._step + math.ceil(tokens / self._progress - _NEARLY)
             if self._progress > 1
             else self._step + tokens
         )
+        self._generating[request.rank] += 1
         heappush(self._sequences, (ends, next(self._order), request))
         self._context += request.prompt
 
@@ -394,7 +313,9 @@ class EngineScheduler(Generic[R]):
             # The first token of a prompt's last step was not one of its sequence's own.
             own = request.answer - 1 if request.prompt else request.answer
             self._context = max(0.0, self._context - request.prompt - own) if self._sequences else 0.0
+            self._generating[request.rank] -= 1
         self.in_flight -= 1
+        self._active[request.rank] -= 1
         self.used_blocks -= request.blocks
         self.keep(request)
         self._admit(self._at)

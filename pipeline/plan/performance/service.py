@@ -26,7 +26,7 @@ from pipeline.plan.performance.queueing import (
     open_arrivals,
 )
 from pipeline.plan.performance.roofline import ModelLoad, model_load
-from pipeline.plan.performance.scheduler import PromptBalance, ServedEngine
+from pipeline.plan.performance.served_engine import PromptBalance, ServedEngine
 from pipeline.recipe import Slo
 from pipeline.store import Json
 
@@ -109,12 +109,10 @@ class Service:
             blocks=self.blocks,
             block_tokens=self.block_tokens,
             step_tokens=target.step_tokens * ranks,
-            piece_tokens=target.step_tokens,
+            ranks=ranks,
             chunked=target.chunked,
             overlaps=target.efficiency.hides_step,
-            balance=PromptBalance(ranks, *target.balance)
-            if target.balance is not None and ranks > 1
-            else None,
+            balance=PromptBalance(*target.balance) if target.balance is not None and ranks > 1 else None,
             gpus=self.engine.gpus,
             request_s=target.efficiency.request_s,
             admit_s=target.efficiency.admit_s,

@@ -1,7 +1,8 @@
 """A what-if: context and generation servers that meet an SLO at a rate of requests, with a split of their own each.
 
 Servers of both kinds are sized apart, each kind by the split that needs the fewest GPUs, and then simulated together;
-where they miss the SLO together, servers are added to the kind that does.
+where they miss the SLO together, servers are added to the kind that does. Beside them: aggregated servers, with the
+split that needs the fewest GPUs of those.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pipeline.plan.memory import DeploymentSpec, plan_memory
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance.disaggregated import DisaggregatedEngines, transfer_s
 from pipeline.plan.performance.queueing import Workload, open_arrivals
-from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.served_engine import ServedEngine
 from pipeline.plan.performance.service import (
     MOST_REQUESTS,
     DeploymentModel,
@@ -106,6 +107,30 @@ def plan_split(
     return _together(context, generation, work, slo, requests_per_s)
 
 
+def plan_aggregated(
+    make: Callable[[DeploymentSpec], DeploymentModel],
+    spec: DeploymentSpec,
+    work: Workload,
+    slo: Slo,
+    requests_per_s: float,
+    acceptance: float | None,
+) -> ServerGroup | None:
+    """Find the fewest GPUs of servers that compute prompts and answers for a rate; None: no split meets the SLO.
+
+    Each takes as many requests as its memory holds, as context and generation servers do. See `plan_split`.
+    """
+
+    def alone(one: _Server, rate: float) -> LoadPoint:
+        return load_point(open_arrivals(one.served, rate, work), 0.0)
+
+    found = _fewest(_servers(make, spec, work, acceptance), alone, slo, requests_per_s)
+    return None if found is None else _group(*found)
+
+
+def _group(server: _Server, count: int) -> ServerGroup:
+    return ServerGroup(server.model.spec.models[0].split, count, server.served.slots)
+
+
 # A context server that takes no time, before generation servers that are looked at alone.
 _INSTANT = ServedEngine("", StepTimes(lambda *_: 1e-9), slots=1, blocks=2**40, step_tokens=2**40)
 
@@ -150,7 +175,7 @@ def _prompts_per_s(server: _Server, work: Workload) -> float:
     several = max(1, served.step_tokens // prompt)
     together = served.times.mixed(0, 0, several * prompt, 0, several * prompt**2 / 2, prompt)
     alone = served.prompt_s(prompt) - served.times.prompt_s
-    return max(several / together if prompt <= served.piece_tokens else 0.0, 1 / alone)
+    return max(several / together if prompt <= served.step_tokens // served.ranks else 0.0, 1 / alone)
 
 
 def _fewest(
@@ -202,10 +227,6 @@ def _together(
         load = load_point(open_arrivals(engines, rate, work), share)
         broken = load.broken(slo)
         if broken is None:
-            groups = [
-                ServerGroup(one.model.spec.models[0].split, count, one.served.slots)
-                for one, count in ((reads, contexts), (answers, generations))
-            ]
-            return SplitPlan(groups[0], groups[1], load)
+            return SplitPlan(_group(reads, contexts), _group(answers, generations), load)
         contexts, generations = contexts + (broken == "ttft"), generations + (broken == "itl")
     return None

@@ -33,8 +33,8 @@ class StepTimes:
     ) -> None:
         """
         Args:
-            work: Seconds of all but attention, from the sequences that generate, the tokens of prompts and those of the
-                longest piece of one; all may be arrays.
+            work: Seconds of all but attention, from the sequences that generate, the tokens of prompts and those of
+                the rank that has the most; all may be arrays.
             read_s: Seconds for each token whose keys and values are read.
             pair_s: Seconds for each pair of a prompt's token with one before it.
             host: Seconds of the host for a step, from the sequences.
@@ -42,11 +42,11 @@ class StepTimes:
             prompt_s: Seconds once for prompts that are begun together.
             progress: Tokens that a step brings each sequence; more than one where drafts are verified.
             width: Tokens of the budget that a sequence takes up in a step.
-            ranks: Ranks that have requests of their own; a piece of a prompt is one rank's.
+            ranks: Ranks that have requests of their own; a prompt is one rank's.
             bundle: Requests that each sequence and prompt stands for.
         """
         self._work, self._host = work, host
-        # (sequences, tokens of prompts, of the longest piece) -> seconds of the device and of the host.
+        # (sequences, tokens of prompts, of the busiest rank's) -> seconds of the device and of the host.
         self._known: dict[tuple[int, int, int], tuple[float, float]] = {}
         self._read_s, self._pair_s = read_s, pair_s
         self._hides_host, self._ranks, self._bundle = hides_host, ranks, bundle
@@ -92,7 +92,7 @@ class StepTimes:
             tokens: Tokens of the prompts' pieces.
             read: Tokens of these prompts that came before the pieces.
             pairs: Pairs of a token of a piece with one before it.
-            longest: Tokens of the longest piece.
+            longest: Tokens of the rank that has the most of them.
         """
         key = sequences, -(-tokens // _WIDTH) * _WIDTH, -(-longest // _WIDTH) * _WIDTH
         found = self._known.get(key)

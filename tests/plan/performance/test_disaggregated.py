@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,8 @@ from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.forecasting import forecast
 from pipeline.plan.performance.queueing import closed_loop, open_arrivals
 from pipeline.plan.performance.roofline import model_load
-from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler, PromptBalance, ServedEngine
+from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
+from pipeline.plan.performance.served_engine import PromptBalance, ServedEngine
 from pipeline.plan.performance.service import Service
 from pipeline.plan.performance.step_times import StepTimes
 from pipeline.recipe import Slo
@@ -107,7 +109,7 @@ def simulated(service: ServedEngine, *, running: int, arrives_s: float, prompts:
     return [(request.first_token_s or 0.0) - arrives_s for request in asked]
 
 
-EVEN = ServedEngine("", StepTimes(lambda *_: 1.0, ranks=4), slots=64, blocks=10_000)
+EVEN = ServedEngine("", StepTimes(lambda *_: 1.0, ranks=4), slots=64, blocks=10_000, ranks=4)
 
 
 def test_a_request_that_comes_during_a_step_begins_with_the_next_but_one_where_steps_overlap() -> None:
@@ -118,13 +120,24 @@ def test_a_request_that_comes_during_a_step_begins_with_the_next_but_one_where_s
 
 
 def test_prompts_wait_until_each_rank_has_one_or_a_timer_ends() -> None:
-    balanced = replace(EVEN, balance=PromptBalance(4, timeout_steps=50, wait_steps=3))
+    balanced = replace(EVEN, balance=PromptBalance(timeout_steps=50, wait_steps=3))
     # The timer began with the first step.
     assert simulated(balanced, running=4, arrives_s=20.25, prompts=1) == pytest.approx([30.75])
     assert simulated(balanced, running=4, arrives_s=120.25, prompts=3) == pytest.approx([30.75] * 3)
     assert simulated(balanced, running=4, arrives_s=20.25, prompts=4) == pytest.approx([4.75] * 4, abs=1)
     # A rank that generates nothing does not wait.
     assert simulated(balanced, running=3, arrives_s=20.25, prompts=1) == pytest.approx([1.75])
+
+
+def test_each_rank_computes_the_prompts_of_its_own_requests() -> None:
+    """Four ranks with room for 15 tokens each take one prompt of 10 a step; all together would take six."""
+    apart = replace(EVEN, step_tokens=64, chunked=False)
+    assert simulated(apart, running=4, arrives_s=20.25, prompts=8) == pytest.approx([1.75] * 4 + [2.75] * 4)
+    together = simulated(replace(apart, ranks=1), running=4, arrives_s=20.25, prompts=8)
+    assert together == pytest.approx([1.75] * 6 + [2.75] * 2)
+    # A rank that has more requests gets none while others have fewer: it is the one without a prompt.
+    balanced = replace(EVEN, balance=PromptBalance(timeout_steps=50, wait_steps=3))
+    assert simulated(balanced, running=5, arrives_s=20.25, prompts=3) == pytest.approx([30.75] * 3)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 64, 1000, 30_000])
@@ -157,9 +170,21 @@ def test_the_what_if_meets_the_slo_with_servers_of_their_own_split() -> None:
         assert row["disaggregated"]["gpus"] == split.gpus  # type: ignore[index,call-overload]
         assert any("dense disaggregated" in text for text in seen.warnings)
         found.append(split.gpus)
+        # The comparison is with the tensor parallelism that needs the fewest GPUs, not with the recipe's own.
+        best = seen.rate.aggregated
+        assert best is not None
+        assert row["aggregated"]["tensor_parallel"] == best.split.tensor  # type: ignore[index,call-overload]
+        own = replace(spec, models=(need(split=best.split),), concurrency=best.slots)
+        same = forecast(own, "pytorch", work, slo, requests_per_s=rate)
+        assert same is not None
+        assert same.rate is not None
+        assert same.rate.replicas == best.servers
+        assert same.rate.aggregated == best
+        assert best.gpus <= (seen.rate.replicas or math.inf) * seen.gpus
     assert found[0] < found[1]
     for track, impossible in (("tensorrt", slo), ("pytorch", Slo(itl_p95_ms=0.1))):
         other = forecast(spec, track, work, impossible, requests_per_s=5)  # type: ignore[arg-type]
         assert other is not None
         assert other.rate is not None
         assert other.rate.split is None
+        assert other.rate.aggregated is None
