@@ -31,6 +31,7 @@ from typing import Any
 
 from benchmarks.common import ROOT, markdown
 from benchmarks.measurements import MEASUREMENTS, Measurement
+from pipeline.machine.host import processor_name
 
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "measurements.md"
@@ -62,7 +63,12 @@ def kept_of(
     kept = {
         "command": line.replace(" --json", ""),
         "made": made.isoformat(timespec="minutes"),
-        "machine": {"processors": os.cpu_count(), "system": platform.system(), "load_before": load},
+        "machine": {
+            "processors": os.cpu_count(),
+            "processor": processor_name(),
+            "system": platform.system(),
+            "load_before": load,
+        },
         "exit_code": exit_code,
     }
     if not measurement.has_table:
@@ -77,6 +83,8 @@ def rendered(name: str, kept: dict[str, Any]) -> str:
     """Render one measurement for the page."""
     machine = kept["machine"]
     where = f"{machine['processors']} processors"
+    if processor := machine.get("processor"):
+        where += f" ({processor})"
     if machine["load_before"] is not None:
         where += f", load {machine['load_before']:g} before it"
     head = f"`{kept['command']}`, {kept['made'][:10]}, {where}:"

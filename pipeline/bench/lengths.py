@@ -34,7 +34,7 @@ class Lengths:
                 return cls((low + high) / 2, low=low, high=high)
         elif (normal := re.fullmatch(r"(\d+)(?:~(\d+(?:\.\d+)?))?", text)) and int(normal[1]) >= 1:
             return cls(int(normal[1]), float(normal[2] or 0))
-        raise ValueError(f"{text!r} is no length in tokens: write N, MEAN~DEVIATION or LOW-HIGH")
+        raise ValueError(f"{text!r} is not a length in tokens: write N, MEAN~DEVIATION or LOW-HIGH")
 
     def draw(self, rng: random.Random, most: int) -> int:
         """Draw a length from 1 to `most`."""

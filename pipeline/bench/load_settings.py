@@ -97,7 +97,7 @@ class LoadSettings(Settings):
     )
     trace: Path | None = Field(
         default=None,
-        description="Open loop: at the times that the lines of this file have as `timestamp`, in milliseconds.",
+        description="Open loop: at the times of the file's lines (`timestamp`, in milliseconds).",
     )
     speed: float | None = Field(
         default=None,
@@ -157,7 +157,9 @@ class LoadSettings(Settings):
         description="Seconds in which requests begin, for each load. If not given, 30; without a bound beside "
         "`requests` or `trace`.",
     )
-    requests: int | None = Field(default=None, ge=1, description="Requests of each load, if that is sooner.")
+    requests: int | None = Field(
+        default=None, ge=1, description="Requests of each load, if they end before duration_s."
+    )
     warmup_s: float | None = Field(
         default=None,
         ge=0,

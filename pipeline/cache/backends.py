@@ -74,7 +74,7 @@ def file_of(place: str | Path) -> Path:
     parts = urlsplit(str(place))
     if scheme not in FILES:
         known = ", ".join(f"{name}://" for name in (*FILES, MEMORY, *REDIS, *POSTGRES))
-        raise ValueError(f"{scheme}:// is no backend of the response cache: a path, or one of {known}")
+        raise ValueError(f"{scheme}:// is not a backend of the response cache: a path, or one of {known}")
     if parts.netloc:
         raise ValueError(f"{place}: a file is written with three slashes, as in file:///var/cache.db")
     return Path(unquote(parts.path))

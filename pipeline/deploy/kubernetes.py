@@ -211,7 +211,9 @@ def _faults(package: DeployedPackage, options: ServeOptions) -> Iterator[Fault]:
     required, cluster = package.deployment.requirements, package.recipe.kubernetes
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", package.folder.name):
         fix = "letters, digits, '-', '_' and '.'; 63 at most"
-        yield Fault("is no name for a folder of a volume", key="package", value=package.folder.name, fix=fix)
+        yield Fault(
+            "is not a name for a folder of a volume", key="package", value=package.folder.name, fix=fix
+        )
     if required is None and options.triton.image is None:
         yield Fault(NO_CPU_IMAGE, key="triton.image", fix="name one of your own")
     if package.recipe.gateway.limits_redis is not None and cluster.redis is None:

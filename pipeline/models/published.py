@@ -155,7 +155,7 @@ def read_published(
         return PublishedQuantization(), (error.fault,)
     except re.error as error:
         return PublishedQuantization(), (
-            Fault(f"has a pattern that is no regular expression: {error}", key=_KEY),
+            Fault(f"has a pattern that is not a regular expression: {error}", key=_KEY),
         )
 
 

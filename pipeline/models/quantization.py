@@ -171,7 +171,9 @@ class CheckpointQuantization:
         group = settings.get("group_size")
         excluded = settings.get("exclude_modules") or settings.get("ignore") or []
         if not isinstance(group, int | None) or not isinstance(excluded, list):
-            raise CheckpointError(f"{directory}: group_size is no number, or the layers left out are no list")
+            raise CheckpointError(
+                f"{directory}: group_size is not a number, or the layers left out are not a list"
+            )
         if form in GROUPED and not group:
             raise CheckpointError(f"{directory} does not say the group_size of its {algorithm} weights")
         maker = producer or settings.get("producer") or {}

@@ -199,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         member = GroupMember.read(os.environ)
         if member is None or member.index == 0:
-            raise UserError(f"this is no worker of a group: {SIZE} and {INDEX} say so")
+            raise UserError(f"this is not a worker of a group: {SIZE} and {INDEX} say so")
         if list(arguments) == ["ready"]:
             ready = leader_is_ready(member, int(os.environ.get("PIPELINE_GRPC_PORT") or GRPC))
             print("the leader is ready" if ready else "the leader is not ready")

@@ -136,7 +136,7 @@ def obtain_verifier(recipe: Recipe, store: Store, progress: Progress | None = No
 
     Raises:
         SourceError: it cannot be fetched.
-        UserError: it is no cross-encoder that can be used, or a distribution that makes graphs is missing.
+        UserError: it is not a cross-encoder that can be used, or a distribution that makes graphs is missing.
     """
     settings = recipe.cache.semantic
     if settings is None or settings.verifier is None:
@@ -192,5 +192,7 @@ def _make_graph(
     except ImportError as error:
         raise missing(f"{label}: making its graph", error, "cache") from error
     except (ValueError, KeyError, OSError) as error:
-        problem = "embedder: {} is no encoder" if role == "encoder" else "verifier: {} is no cross-encoder"
+        problem = (
+            "embedder: {} is not an encoder" if role == "encoder" else "verifier: {} is not a cross-encoder"
+        )
         raise UserError(f"cache.semantic.{problem.format(label)} that can be used: {error}") from error

@@ -197,7 +197,7 @@ class _Remote:
         scheme = address.partition("://")[0]
         if "://" not in address or scheme not in SCHEMES:
             raise UserError(
-                f"{address}: is no address of an object store; write s3://bucket/folder, or gs, az, https, file"
+                f"{address}: is not the address of an object store; write s3://bucket/folder, or gs, az, https, file"
             )
         try:
             import obstore

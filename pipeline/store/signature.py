@@ -92,7 +92,7 @@ class VerifyKeys:
             )
         fields = signature.decode("ascii", "replace").split()
         if len(fields) != 3 or fields[0] != _ALGORITHM:
-            raise DamagedArtifact(f"{place}: {FILE} is no signature")
+            raise DamagedArtifact(f"{place}: {FILE} is not a signature")
         key = self._keys.get(fields[1])
         if key is None:
             known = ", ".join(self._keys)
@@ -178,7 +178,7 @@ def _private_key(file: Path) -> Ed25519PrivateKey:
         raise UserError(f"{file}: {error.strerror}") from error
     except (ValueError, TypeError) as error:
         # Never what is in it.
-        raise UserError(f"{file}: is no private key without a password") from error
+        raise UserError(f"{file}: is not a private key without a password") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise UserError(f"{file}: is a key of another kind than Ed25519 (openssl genpkey -algorithm ed25519)")
     return key

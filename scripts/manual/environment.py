@@ -27,8 +27,8 @@ MEANING = {
     "PIPELINE_STOP_TIMEOUT_S": "Container only: time to end after SIGTERM, all but 30 s of it for answers under way.",
     "PIPELINE_HEALTH_INTERVAL_S": "Container only: time between checks by inference.",
     "PIPELINE_HANG_TIMEOUT_S": "Container only: time without any progress after which a model counts as hung.",
-    "PIPELINE_MAX_RESTARTS": "Container only: restarts within the window; the failure after them ends the container.",
-    "PIPELINE_RESTART_WINDOW_S": "Container only: failures that are older, in seconds, do not count.",
+    "PIPELINE_MAX_RESTARTS": "Container only: restarts within the window; one failure more ends the container.",
+    "PIPELINE_RESTART_WINDOW_S": "Container only: seconds for which failures count.",
     "PIPELINE_GROUP_GPUS": "Container only: GPUs of each machine, where several share a model (LeaderWorkerSet).",
     "PIPELINE_SSH_FOLDER": "Container only: folder with the key by which they reach each other. Default: "
     "`/etc/pipeline/ssh`.",
@@ -52,7 +52,7 @@ def page() -> str:
     lines = ["# Environment variables", "", "| variable | meaning |", "| --- | --- |"]
     for name in sorted(used()):
         lines.append(f"| `{name}` | {MEANING[name]} |")
-    lines += ["", "Of others, which are honoured:", "", "| variable | meaning |", "| --- | --- |"]
+    lines += ["", "Variables of other programs:", "", "| variable | meaning |", "| --- | --- |"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in OTHERS.items()]
     return "\n".join(lines) + "\n"
 

@@ -106,7 +106,7 @@ def test_all_wrong_names_are_told_at_once() -> None:
     assert "did you mean limits.max_batch_tokens?" in told
     assert "the runtime cpu does not read it" in told
     assert "is in fix, too" in told
-    assert "fix = x: is no key" in told
+    assert "fix = x: is not a key" in told
 
 
 def test_without_a_draft_nothing_below_its_section_is_set() -> None:
@@ -122,10 +122,10 @@ def test_without_a_draft_nothing_below_its_section_is_set() -> None:
 
 def test_lengths_of_drafts_are_read_and_bounded() -> None:
     assert read_lengths("0-3,6") == (0, 1, 2, 3, 6)
-    with pytest.raises(InvalidInput, match="is no length of drafts"):
+    with pytest.raises(InvalidInput, match="is not a length of drafts"):
         draft_lengths(recipe_of("cpu"), read_lengths("0-99999999999999"))
     for wrong in ("", "a", "3-1", "-1", "1-"):
-        with pytest.raises(ValueError, match="no list of lengths"):
+        with pytest.raises(ValueError, match="not a list of lengths"):
             read_lengths(wrong)
     (dimension,) = draft_lengths(recipe_of("cpu"), (0, 2)).dimensions
     assert (dimension.values, dimension.own) == ((0, 2), 4)

@@ -142,7 +142,7 @@ def test_a_checkpoint_that_is_no_encoder(tmp_path: Path) -> None:
     config = checkpoint / "config.json"
     config.write_text(config.read_text().replace('"bert"', '"gpt2"'))
     given = recipe(f"cache.semantic={{embedder: 'local:{checkpoint}'}}")
-    with pytest.raises(UserError, match=r"cache.semantic.embedder: .*no encoder.*model_type = gpt2"):
+    with pytest.raises(UserError, match=r"cache.semantic.embedder: .*not an encoder.*model_type = gpt2"):
         open_response_cache(given, Store(tmp_path / "store"))
 
 

@@ -181,8 +181,11 @@ def test_without_a_published_graph_one_is_made_of_the_weights(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"onnx/model.onnx": b"no graph"}, "no cross-encoder that can be used: model.onnx cannot be loaded"),
-        ({"onnx/model.onnx": None}, "no cross-encoder that can be used: model.onnx gives"),
+        (
+            {"onnx/model.onnx": b"no graph"},
+            "not a cross-encoder that can be used: model.onnx cannot be loaded",
+        ),
+        ({"onnx/model.onnx": None}, "not a cross-encoder that can be used: model.onnx gives"),
         ({"onnx/model.onnx_data": b"weights"}, "keeps its weights in another file"),
         ({"tokenizer.json": b""}, "has onnx/model.onnx, but no tokenizer.json"),
     ],

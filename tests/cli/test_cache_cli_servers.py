@@ -94,7 +94,7 @@ def test_audit_and_export(address: str, monkeypatch: pytest.MonkeyPatch) -> None
         ("redis://ada:secret@127.0.0.1", "put it into PIPELINE_CACHE_PASSWORD"),
         ("postgresql://127.0.0.1/db?password=secret", "put it into PIPELINE_CACHE_PASSWORD"),
         ("redis://127.0.0.1/none?tls=1", "the database is a number, not none; tls is no option"),
-        ("memcached://host", "is no backend of the response cache"),
+        ("memcached://host", "is not a backend of the response cache"),
         ("file://answers.db", "with three slashes"),
         ("no-such.db", "there is no response cache (no-such.db)"),
     ],

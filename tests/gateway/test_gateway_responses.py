@@ -261,7 +261,7 @@ CALLED_OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": 
         ({"background": True}, "background", "background is not supported"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "prompt is not supported"),
         ({"input": []}, "input", "input: List should have at least 1 item"),
-        ({"input": 7}, "input", "input.str"),
+        ({"input": 7}, "input", "input: Input should be a valid string or Input should be a valid array"),
         ({"include": ["everything"]}, "include", "include.0"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "'resp_1' not found"),
         ({"tools": [{"name": "web_search"}, TRACK]}, "tools", 'tools.0: must be {"type": "function", "name": …}'),

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.__main__ import PAGE, RESULTS, kept_of, main, page_of
 from benchmarks.common import ROOT
 from benchmarks.measurements import MEASUREMENTS
+from pipeline.machine.host import processor_name
 
 
 def test_the_page_is_what_is_kept() -> None:
@@ -36,6 +37,7 @@ def test_a_place_is_written_by_what_is_kept_and_else_left_alone() -> None:
     page_ = page_of(page, {"client": kept("client", json.dumps({"rows": [], "pairs": [pair]}))})
     assert "| pipeline.client beside tritonclient | -0.500 ms | 1.25 times |" in page_
     assert "`python benchmarks/client.py --rounds 60`, 2026-11-23, " in page_
+    assert f" processors ({processor_name()}), load 0.1 before it:" in page_
     assert page_.count("old") == 1
     both = page_of(page_, {"cache": kept("cache", "a hit  11 µs \n")})
     assert "```text\na hit  11 µs\n```" in both

@@ -167,7 +167,7 @@ def test_the_commands(artifact: Artifact, bucket: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_said(artifact: Artifact, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no address of an object store"):
+    with pytest.raises(UserError, match="is not the address of an object store"):
         send_artifact(artifact, "/some/folder")
     with pytest.raises(UserError, match="`pipeline store push` sends it there"):
         fetch_artifact(artifact.name, f"file://{tmp_path / 'empty'}", tmp_path / "pod")

@@ -103,11 +103,11 @@ def test_what_is_not_signed_or_was_changed_is_refused(
     manifest.write_text(whole)
     words = line.split()
     for wrong, match in (
-        ("", "is no signature"),
-        ("nonsense", "is no signature"),
+        ("", "is not a signature"),
+        ("nonsense", "is not a signature"),
         (f"ed25519 {words[1]} {'A' * 86}==", "does not fit"),
         (f"ed25519 {words[1]} ***", "does not fit"),
-        (f"rsa {words[1]} {words[2]}", "is no signature"),
+        (f"rsa {words[1]} {words[2]}", "is not a signature"),
         ("x" * 5000, "more than it can have"),
     ):
         signature.write_text(wrong)

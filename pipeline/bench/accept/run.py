@@ -90,7 +90,7 @@ def run_faults(recipe: Recipe, settings: AcceptSettings) -> Iterator[Fault]:
     for name in settings.skip:
         if name not in SKIPPABLE:
             fix = f"there are {', '.join(SKIPPABLE)}"
-            yield Fault("is no step that can be skipped", key="--skip", value=name, fix=fix)
+            yield Fault("is not a step that can be skipped", key="--skip", value=name, fix=fix)
     for name, limit in (("prompt_tokens", "max_input_tokens"), ("output_tokens", "max_output_tokens")):
         length, most = getattr(settings.load, name), getattr(recipe.limits, limit)
         if length is not None and length > most:

@@ -94,7 +94,7 @@ class CompareCriteria(Settings):
     max_perplexity_increase: float | None = Field(
         default=None,
         ge=0,
-        description="Budget: how much more perplexed B may be by the answers of A than A is.",
+        description="Budget: relative increase of the perplexity of A's answers under B.",
     )
     max_lost: float | None = Field(
         default=None,
@@ -103,7 +103,7 @@ class CompareCriteria(Settings):
         description="Budget: share of the questions where the judge may prefer A.",
     )
     by_turns: bool = Field(
-        default=False, description="Start packages anew for each part of the rounds, though two fit."
+        default=False, description="Serve packages by turns, even if both fit into memory."
     )
 
     def conflicts(self) -> Iterator[Fault]:

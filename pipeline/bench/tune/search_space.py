@@ -218,7 +218,7 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
                 fix = f"did you mean {near[0]}? " if near else ""
                 faults.append(
                     Fault(
-                        "is no key that is tuned",
+                        "is not a key that is tuned",
                         where="--study",
                         key=option,
                         value=name,
@@ -256,7 +256,7 @@ def draft_lengths(recipe: Recipe, lengths: Sequence[int]) -> SearchSpace:
     """
     faults = [
         Fault(
-            "is no length of drafts",
+            "is not a length of drafts",
             where="--study",
             key="draft_lengths",
             value=length,

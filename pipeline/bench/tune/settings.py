@@ -32,7 +32,7 @@ def read_lengths(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
-            raise ValueError(f"{text!r} is no list of lengths: write 0-8 or 0,2,4")
+            raise ValueError(f"{text!r} is not a list of lengths: write 0-8 or 0,2,4")
         # One more than there may be, so that `draft_lengths` refuses the lengths out of bounds by name.
         lengths |= set(range(int(low), min(int(high or low), max(int(low), MAX_LENGTH + 1)) + 1))
     return tuple(sorted(lengths))
@@ -59,7 +59,7 @@ class StudySettings(Settings):
         default=12,
         ge=1,
         le=1000,
-        description="Trials that are measured. An earlier search goes on to so many.",
+        description="Trials that are measured, those of an earlier search included.",
     )
     keys: Annotated[tuple[str, ...], Several] = Field(
         default=(), description="Try these keys only; if not given, all that the recipe's runtime reads."
@@ -81,7 +81,7 @@ class StudySettings(Settings):
     )
     restart: bool = Field(
         default=False,
-        description="Forget the trials of this search; if not given, it goes on where it was.",
+        description="Forget the trials of this search; by default it is continued.",
     )
 
     def conflicts(self) -> Iterator[Fault]:

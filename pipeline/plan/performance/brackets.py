@@ -47,7 +47,7 @@ class ClassErrors:
     def of(cls, offs: Sequence[float], set_ups: Iterable[object]) -> Self:
         """Number the set-ups in their order."""
         numbers: dict[object, int] = {}
-        places = [numbers.setdefault(one, len(numbers)) for one in set_ups]
+        places = [numbers.setdefault(set_up, len(numbers)) for set_up in set_ups]
         return cls(np.array(offs, float), np.array(places))
 
     def without(self, left_out: npt.NDArray[np.bool_]) -> ClassErrors:
@@ -88,9 +88,9 @@ class Kin:
         """Take classes together, each counted with the set-ups that it has; None: there are none."""
         if not classes:
             return None
-        reaches = np.log([_reach(one, None) for one in classes])
-        low, high = np.exp(np.average(reaches, axis=0, weights=[one.set_ups for one in classes]))
-        return cls((float(low), float(high)), np.concatenate([_set_up_scores(one) for one in classes]))
+        reaches = np.log([_reach(errors, None) for errors in classes])
+        low, high = np.exp(np.average(reaches, axis=0, weights=[errors.set_ups for errors in classes]))
+        return cls((float(low), float(high)), np.concatenate([_set_up_scores(errors) for errors in classes]))
 
 
 def bracket(own: ClassErrors, kin: Kin | None) -> tuple[float, float]:

@@ -201,7 +201,7 @@ class SpeedCalibration(_Section):
     @property
     def source(self) -> str:
         """Where its figures come from, for people."""
-        count = max(one.count for one in self.errors.values())
+        count = max(errors.count for errors in self.errors.values())
         return f"{count} load{'s' if count > 1 else ''} measured on {self.device} ({self.made[:10]}, {self.recipe})"
 
     def estimate(self, figure: Figure, value: float, doubts: Sequence[str]) -> Estimate:

@@ -154,9 +154,9 @@ def compare(
     assert not isinstance(recipe.runtime, CpuRuntime), "the caller looked"
     drafts = question.acceptance is not None
     changed = candidates(recipe, sizes[TARGET], question.devices, drafts=drafts)
-    options = [_option(one, sizes, question, steps, judge, lifted) for one in changed]
-    serving = sorted((one for one in options if one.best is not None), key=_rank(question))
-    refused = tuple(one for one in options if one.best is None)
+    options = [_option(variant, sizes, question, steps, judge, lifted) for variant in changed]
+    serving = sorted((option for option in options if option.best is not None), key=_rank(question))
+    refused = tuple(option for option in options if option.best is None)
     places = tuple(place for option in serving for place in _places(option, question))
     edge = pareto_front(places, lambda place: place.load.itl_ms, lambda place: place.spent)
     return Comparison(recipe, question, tuple(serving), refused, places, tuple(edge))
@@ -272,7 +272,7 @@ def _kv_cache(runtime: TensorRTRuntime | PyTorchRuntime, device: str, form: str)
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     for kv_cache in ("fp8", "auto") if form in kept else ("auto",):
         found = format_issues(gpu(device), form, kv_cache, runtime.kind, runtime.version)
-        if not any(one.severity == "error" for one in found):
+        if not any(issue.severity == "error" for issue in found):
             return kv_cache
     return None
 
@@ -311,7 +311,7 @@ def pareto_front(
     [(1, 5), (2, 3), (4, 1)]
     """
     kept: list[Point] = []
-    for point in sorted(points, key=lambda one: (first(one), second(one))):
+    for point in sorted(points, key=lambda point: (first(point), second(point))):
         if not kept or second(point) < second(kept[-1]):
             kept.append(point)
     return kept

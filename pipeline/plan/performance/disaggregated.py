@@ -132,7 +132,7 @@ class DisaggregatedScheduler:
 
     @property
     def steps(self) -> Sequence[tuple[float, ...]]:
-        return [step for one in self._generations for step in one.engine.steps or ()]
+        return [step for generation in self._generations for step in generation.engine.steps or ()]
 
     def give(self, request: EngineRequest, now: float) -> None:
         """Hand a request over."""
@@ -148,20 +148,20 @@ class DisaggregatedScheduler:
             if server.due_s <= now:
                 self._done(server, now)
                 server.plan(now)
-        for one in self._generations:
-            if one.engine.due_s <= now:
-                ended += one.engine.advance(now)
-                self._admit(one, now)
+        for generation in self._generations:
+            if generation.engine.due_s <= now:
+                ended += generation.engine.advance(now)
+                self._admit(generation, now)
         while self._moving and self._moving[0][0] <= now:
             request = heappop(self._moving)[2]
             if request.answer <= 1:
                 request.first_token_s = now
                 ended.append(request)
                 continue
-            one = next(self._next_generation)
-            one.waiting.append(request)
-            ended += one.engine.advance(now)
-            self._admit(one, now)
+            generation = next(self._next_generation)
+            generation.waiting.append(request)
+            ended += generation.engine.advance(now)
+            self._admit(generation, now)
         return ended
 
     def plan(self, now: float) -> float:
@@ -170,8 +170,8 @@ class DisaggregatedScheduler:
         moving = self._moving[0][0] if self._moving else math.inf
         return min(
             moving,
-            *(one.due_s for one in self._contexts),
-            *(one.engine.due_s for one in self._generations),
+            *(context.due_s for context in self._contexts),
+            *(generation.engine.due_s for generation in self._generations),
         )
 
     def _done(self, server: EngineScheduler[_Prompt], now: float) -> None:
@@ -181,8 +181,8 @@ class DisaggregatedScheduler:
             arrives = now + self._service.token_s * part.prompt
             heappush(self._moving, (arrives, next(self._order), part.whole))
 
-    def _admit(self, one: _Generation, now: float) -> None:
+    def _admit(self, generation: _Generation, now: float) -> None:
         """Begin requests for which a generation server has slots."""
-        while one.waiting and one.engine.in_flight < self._service.generation.slots:
-            one.engine.give(one.waiting.popleft(), now)
-        one.engine.plan(now)
+        while generation.waiting and generation.engine.in_flight < self._service.generation.slots:
+            generation.engine.give(generation.waiting.popleft(), now)
+        generation.engine.plan(now)

@@ -162,10 +162,10 @@ class SpeculativeEngine:
     @classmethod
     def with_layers(cls, target: EngineSpeed, layers: int, acceptance: float) -> SpeculativeEngine:
         """Let a target's own prediction layers propose: each costs one of its layers, with the output projection."""
-        one = replace(target, load=target.load.scaled(1 / target.load.layers))
+        single_layer = replace(target, load=target.load.scaled(1 / target.load.layers))
         # They run within the target's step, which the host prepares once.
-        bare = replace(one.efficiency, step_s=0.0, sequence_s=0.0, prompt_s=0.0)
-        draft = replace(one, efficiency=bare)
+        bare = replace(single_layer.efficiency, step_s=0.0, sequence_s=0.0, prompt_s=0.0)
+        draft = replace(single_layer, efficiency=bare)
         return cls(target, draft, layers, acceptance)
 
     @property

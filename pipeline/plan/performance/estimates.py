@@ -49,8 +49,8 @@ class Estimate:
 
     def as_json(self) -> dict[str, Json]:
         """Return value, low and high, rounded."""
-        one = self.shortened()
-        return {"value": one.value, "low": one.low, "high": one.high}
+        short = self.shortened()
+        return {"value": short.value, "low": short.low, "high": short.high}
 
     def _with(self, change: Callable[[float], float]) -> Estimate:
         if self.low is None or self.high is None:
@@ -119,7 +119,7 @@ class FigureClass:
 @cache
 def figure_classes() -> tuple[FigureClass, ...]:
     """List the classes that measurements check."""
-    return tuple(FigureClass(**one) for one in fitted_constants()["classes"])
+    return tuple(FigureClass(**entry) for entry in fitted_constants()["classes"])
 
 
 def structure_of(model: ModelSpec, *, disaggregated: bool = False) -> str:
@@ -144,9 +144,9 @@ class Trust:
         form = model.format
         key = (structure_of(model, disaggregated=disaggregated), form, kind.constants)
         found = {
-            one.quantity: one
-            for one in figure_classes()
-            if (one.structure, one.format, one.generation) == key and kind.measured
+            figure_class.quantity: figure_class
+            for figure_class in figure_classes()
+            if (figure_class.structure, figure_class.format, figure_class.generation) == key and kind.measured
         }
         doubts = {
             "speculation": speculates,

@@ -113,7 +113,7 @@ def fit_calibration(
         errors={
             figure: _errors(found)
             for figure in FIGURES
-            if (found := [one for one in rows if one.figure == figure])
+            if (found := [row for row in rows if row.figure == figure])
         },
         reach=_reach(model, loads, source),
     )
@@ -239,13 +239,13 @@ def _rows(
 
 
 def _errors(rows: Sequence[FitRow]) -> FigureErrors:
-    before = [one.measured / one.before for one in rows if one.before is not None]
-    left = [one.measured / one.left_out for one in rows if one.left_out is not None]
+    before = [row.measured / row.before for row in rows if row.before is not None]
+    left = [row.measured / row.left_out for row in rows if row.left_out is not None]
     low, high = error_interval(left) if left else (None, None)
     return FigureErrors(
         count=len(rows),
         before=median_error(before) if before else None,
-        fitted=median_error([one.measured / one.fitted for one in rows]),
+        fitted=median_error([row.measured / row.fitted for row in rows]),
         left_out=median_error(left) if left else None,
         low=low,
         high=high,

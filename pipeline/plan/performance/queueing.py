@@ -58,9 +58,9 @@ class Workload:
 
     def lengths(self, count: int) -> list[tuple[int, int]]:
         """Draw prompts and answers, the same each time."""
-        chance = np.random.default_rng(_SEED)
+        rng = np.random.default_rng(_SEED)
         means = np.array([self.prompt_tokens, self.output_tokens])
-        factors = chance.uniform(1 - self.spread, 1 + self.spread, (count, 2))
+        factors = rng.uniform(1 - self.spread, 1 + self.spread, (count, 2))
         drawn = np.maximum(1, np.rint(means * factors)).astype(int)
         return [(prompt, answer) for prompt, answer in drawn.tolist()]
 
@@ -249,7 +249,14 @@ def _run(
             scheduler.give(waiting.popleft(), now)
         due = scheduler.plan(now)
     rows = [
-        (one.arrived_s, one.first_token_s or 0.0, ended_s[id(one)], one.prompt, one.answer) for one in asked
+        (
+            request.arrived_s,
+            request.first_token_s or 0.0,
+            ended_s[id(request)],
+            request.prompt,
+            request.answer,
+        )
+        for request in asked
     ]
     columns = np.array(rows, np.float64).T
     steps = np.array(scheduler.steps, np.float64)
@@ -325,8 +332,10 @@ def _joined(run: QueueRun, weights: dict[str, Values]) -> tuple[Values, dict[str
     )
     kinds += 0.5 * (steps[:, 2] > 0)
     _, place = np.unique(kinds, return_inverse=True)
-    often = {name: np.asarray(np.bincount(place, number * one), np.float64) for name, one in weights.items()}
-    weight = number * sum(one / max(float(one.max()), _TINY) for one in weights.values())
+    often = {
+        name: np.asarray(np.bincount(place, number * series), np.float64) for name, series in weights.items()
+    }
+    weight = number * sum(series / max(float(series.max()), _TINY) for series in weights.values())
     joined: Values = np.stack([np.bincount(place, weight * column) for column in steps.T], axis=1)
     joined /= np.maximum(np.bincount(place, weight), _TINY)[:, None]
     joined[:, 2:7] *= run.bundle

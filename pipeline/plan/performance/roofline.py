@@ -317,9 +317,9 @@ def attention_rates(load: ModelLoad, rates: GpuRates, efficiency: Efficiency) ->
     return read_s, load.pair_ops / operations
 
 
-def larger(one: float, other: float) -> float:
+def larger(first: float, second: float) -> float:
     """Return the larger of two numbers, or of the numbers of two arrays."""
-    return (one + other + abs(one - other)) / 2
+    return (first + second + abs(first - second)) / 2
 
 
 def _stage(step: EngineStep, stages: int) -> EngineStep:
@@ -357,7 +357,7 @@ def _matrices(
     elif low == "fp4":
         narrow, quick = constants.fp4_memory, constants.fp4_arithmetic
     bandwidth = rates.memory_gb_s * 1e9 * constants.memory * narrow
-    fast, slow = (rates.tflops[one] * 1e12 * constants.arithmetic for one in (low, "bf16"))
+    fast, slow = (rates.tflops[arithmetic] * 1e12 * constants.arithmetic for arithmetic in (low, "bf16"))
     outputs = rank.sequences * rank.tokens_each + (rank.prompt > 0)
     plain = rank.tokens * load.plain_ops + outputs * load.output_ops
     dense = _slower(

@@ -91,15 +91,18 @@ def plan_split(
     servers = list(_servers(make, spec, work, acceptance))
     reading = replace(work, output_tokens=1)
 
-    def contexts(one: _Server, rate: float) -> LoadPoint:
-        return load_point(open_arrivals(one.served, rate, reading), 1.0)
+    def contexts(server: _Server, rate: float) -> LoadPoint:
+        return load_point(open_arrivals(server.served, rate, reading), 1.0)
 
-    def generations(one: _Server, rate: float) -> LoadPoint:
-        engines = DisaggregatedEngines(_INSTANT, 1, one.served, 1)
+    def generations(server: _Server, rate: float) -> LoadPoint:
+        engines = DisaggregatedEngines(_INSTANT, 1, server.served, 1)
         return load_point(open_arrivals(engines, rate, work), 0.0)
 
     context = _fewest(
-        (replace(one, most=_prompts_per_s(one, work)) for one in servers), contexts, slo, requests_per_s
+        (replace(server, most=_prompts_per_s(server, work)) for server in servers),
+        contexts,
+        slo,
+        requests_per_s,
     )
     generation = _fewest(servers, generations, slo.model_copy(update={"ttft_p95_ms": None}), requests_per_s)
     if context is None or generation is None:
@@ -120,8 +123,8 @@ def plan_aggregated(
     Each takes as many requests as its memory holds, as context and generation servers do. See `plan_split`.
     """
 
-    def alone(one: _Server, rate: float) -> LoadPoint:
-        return load_point(open_arrivals(one.served, rate, work), 0.0)
+    def alone(server: _Server, rate: float) -> LoadPoint:
+        return load_point(open_arrivals(server.served, rate, work), 0.0)
 
     found = _fewest(_servers(make, spec, work, acceptance), alone, slo, requests_per_s)
     return None if found is None else _group(*found)
@@ -149,15 +152,15 @@ def _servers(
             spec,
             models=tuple(
                 replace(
-                    one,
+                    model,
                     split=Parallelism(
                         ways,
-                        expert=ways if one.split.expert > 1 else 1,
-                        attention_dp=one.split.attention_dp and ways > 1,
+                        expert=ways if model.split.expert > 1 else 1,
+                        attention_dp=model.split.attention_dp and ways > 1,
                     ),
                     partition=(),
                 )
-                for one in spec.models
+                for model in spec.models
             ),
             sequence_tokens=work.prompt_tokens + work.output_tokens,
         )
@@ -183,16 +186,16 @@ def _fewest(
 ) -> tuple[_Server, int] | None:
     """Find the server of which the fewest GPUs take a rate within an SLO, and how many of it do."""
     best: tuple[_Server, int] | None = None
-    for one in sorted(servers, key=lambda one: one.gpus / one.most):
-        least = math.ceil(requests_per_s / one.most) * one.gpus
+    for server in sorted(servers, key=lambda server: server.gpus / server.most):
+        least = math.ceil(requests_per_s / server.most) * server.gpus
         if best is not None and least >= best[0].gpus * best[1]:
             continue
-        found = highest_rate(partial(look, one), one.most, slo)
+        found = highest_rate(partial(look, server), server.most, slo)
         if found is None:
             continue
         count = math.ceil(requests_per_s / found[0])
-        if best is None or count * one.gpus < best[0].gpus * best[1]:
-            best = one, count
+        if best is None or count * server.gpus < best[0].gpus * best[1]:
+            best = server, count
     return best
 
 
@@ -205,7 +208,7 @@ def _together(
 ) -> SplitPlan | None:
     """Put both kinds together, and add servers until they meet the SLO."""
     (reads, contexts), (answers, generations) = context, generation
-    specs = [one.model.spec for one in (reads, answers)]
+    specs = [server.model.spec for server in (reads, answers)]
     for _ in range(_ADDED):
         parts = math.ceil(max(contexts, generations) / _SERVERS)
         few = max(1, contexts // parts), max(1, generations // parts)

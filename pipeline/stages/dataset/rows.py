@@ -104,7 +104,7 @@ def read_parquet_column(path: Path, column: str) -> list[str]:
     try:
         values: list[str] = parquet.read_table(path, columns=[column]).column(column).to_pylist()
     except (ArrowException, OSError, KeyError) as error:
-        raise UserError(f"{path}: is no Parquet file with a column {column!r}: {error}") from error
+        raise UserError(f"{path}: is not a Parquet file with a column {column!r}: {error}") from error
     if not all(isinstance(value, str) for value in values):
         raise UserError(f"{path}: column {column!r} holds other values than texts")
     return values

@@ -56,8 +56,11 @@ def test_a_server_that_is_down_can_be_opened_and_closed(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "wrong"),
     [
-        ("memcached://host", "memcached:// is no backend of the response cache: a path, or one of file://"),
-        ("qdrant://host:6333", "qdrant:// is no backend of the response cache"),
+        (
+            "memcached://host",
+            "memcached:// is not a backend of the response cache: a path, or one of file://",
+        ),
+        ("qdrant://host:6333", "qdrant:// is not a backend of the response cache"),
         ("postgresql://host/db?sslmod=require", "sslmod"),
         ("postgresql://ada:secret@host/db", "put it into PIPELINE_CACHE_PASSWORD"),
     ],

@@ -113,7 +113,7 @@ class ResponseEndpoints(GeneratingEndpoints):
         if query.after is not None:
             places = [index for index, item in enumerate(items) if item["id"] == query.after]
             if not places:
-                raise ApiError(400, "after: is no item of this response", param="after")
+                raise ApiError(400, "after: is not an item of this response", param="after")
             items = items[places[0] + 1 :]
         page = list_page(items[: query.limit], has_more=len(items) > query.limit)
         return JSONResponse({"object": "list", **page})

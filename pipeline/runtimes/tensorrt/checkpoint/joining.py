@@ -47,7 +47,7 @@ class RankCheckpoint(CheckpointReader):
         try:
             config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{directory} is no TensorRT-LLM checkpoint: {error}") from error
+            raise CheckpointError(f"{directory} is not a TensorRT-LLM checkpoint: {error}") from error
         self.sizes = _sizes(config.get("mapping") or {})
         kept = tuple(shape.name for shape in architecture.linears() if shape.router)
         quantization = CheckpointQuantization.of(directory, config.get("quantization") or {})
