@@ -51,6 +51,7 @@ class Ours:
         facts = json.loads((folder / "engine.json").read_text(encoding="utf-8"))
         settings = EngineSettings(
             max_concurrency=max(STREAMS),
+            max_batch_tokens=LONG,  # as for GenAI; 512 by default
             kv_blocks=KV_BLOCKS,
             max_draft_tokens=0,
             prefix_caching=False,
