@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import (
@@ -135,12 +136,17 @@ class StreamState:
         """Take in a message, a `ModelStreamInferResponse`; return its chunk, or None if it brings nothing new.
 
         Raises:
-            ClientError: the server reports an error.
+            ClientError: the server reports an error, or the bytes are no message.
         """
         layout = self._layout
         if layout is not None and (contents := layout.contents(raw)) is not None:
             return self._receive_alike(contents)
-        message = pb.ModelStreamInferResponse.FromString(raw)
+        try:
+            message = pb.ModelStreamInferResponse.FromString(raw)
+        except DecodeError as error:
+            raise self.fail(
+                ServerFailed(f"{self._url}: sent what is no message of an inference: {error}")
+            ) from None
         chunk = self._receive_parsed(message)
         if not self.finished:
             tensors = {tensor.name: tensor.datatype for tensor in message.infer_response.outputs}

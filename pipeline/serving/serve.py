@@ -35,6 +35,8 @@ from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.triton_component import TritonComponent, log_file, make_triton
 from pipeline.triton.running import RunningServer
 
+_ANNOUNCED_S = 1.0
+
 
 class Rollouts:
     """The rollouts of one supervisor, one at a time for each deployment.
@@ -101,7 +103,8 @@ class Rollouts:
 
     def _run(self, request: RolloutRequest, say: Say, *, compare: bool = True) -> dict[str, Any]:
         keeper, record = self._keeper(request.name), self._supervisor.announcements[request.name].record
-        if not keeper.ready.is_set():
+        # The record says so a moment before the keeper does.
+        if not keeper.ready.wait(_ANNOUNCED_S):
             raise UserError(f"{request.name} is not ready yet; a rollout can begin when it is")
         if request.folder == record.deployment.parent:
             raise UserError(f"{request.name} is served from {request.folder} already")

@@ -182,6 +182,14 @@ def test_errors_in_messages(text: str, marked: bool, kind: type[ClientError]) ->
     assert state.stats().total_ms is not None
 
 
+def test_bytes_that_are_no_message_break_the_answer_off() -> None:
+    state = new_state()
+    state.receive(message(b"Hello").SerializeToString())
+    with pytest.raises(ServerFailed, match="no message") as caught:
+        state.receive(b"\xff" * 9)
+    assert caught.value.text == "Hello"
+
+
 def test_figures() -> None:
     stats = Stats(
         ttft_ms=10,
