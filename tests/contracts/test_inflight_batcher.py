@@ -151,4 +151,4 @@ def test_parameters_of_our_own_sources_pass_where_they_are_named() -> None:
     assert check("1.2.1", "preprocessing", given) == [
         "preprocessing: vocab_size: is not read by this version"
     ]
-    assert check("1.2.1", "preprocessing", given, ours={"vocab_size"}) == []
+    assert check("1.2.1", "preprocessing", given, own={"vocab_size"}) == []
