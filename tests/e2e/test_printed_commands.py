@@ -55,7 +55,7 @@ def test_an_own_model_from_its_checkpoint_to_its_answer(build: Build, store: Pat
     assert "exit code 0" in run(pasted(building.replace(" build ", " plan ")), there)
     assert "exit code 0" in run([*pipeline, "recipes", "validate", own[0]], here)
     refused = run([*pipeline, "serve", *own, "--store", shelf], here)
-    built = run(pasted(following(refused, "is not built .* run (pipeline build .*), or")), there)
+    built = run(pasted(following(refused, "is not built, .* run (pipeline build .*), or give")), there)
     assert "exit code 0" in built
     serve = following(built, "next: (pipeline serve .*)")
     assert serve == following(run([*pipeline, "stream", *own, "Hi"], here, shelf), "(pipeline serve .*)")

@@ -262,7 +262,11 @@ def test_gateways_that_share_limits_count_together(start: Start, kind: str) -> N
         counted.close()
         for running in gateways:
             # It hears of it within about a second.
-            wait_for(lambda at=running: at.served.queue.lost_servers.judge._held != {}, "the quarantine", 60)
+            wait_for(
+                lambda at=running: at.served.queue.lost_servers.judge._held_elsewhere != {},
+                "the quarantine",
+                60,
+            )
             wait_for(lambda at=running: at.served.readiness.fault is None, "a server that is well", 60)
             assert code(complete(running.url, "poison", "bad")) == "request_quarantined"
             assert complete(running.url, "harmless", "good").status_code == 200

@@ -81,7 +81,7 @@ def test_many_threads_submit_while_others_run(engine: Engine) -> None:
 
 
 def test_a_round_hands_on_all_that_its_sinks_got(cpu_pair: Pair) -> None:
-    """Of steps, of cancellations between them, and of the end; on the engine's thread."""
+    """Outputs of steps, of cancellations between them and of the end arrive together, on the engine's thread."""
     rounds: list[list[RequestOutput]] = []
     made: list[RequestOutput] = []
     threads: set[threading.Thread] = set()
