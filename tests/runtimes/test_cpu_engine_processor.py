@@ -172,7 +172,7 @@ def test_without_bf16_one_model_computes_all_steps(
     tokens = prompt(64)
     made = {one: Paged(tmp_path / "ir", precision=one).logits(tokens, [60, 4]) for one in precisions}
     error = np.sqrt(((made["auto"] - made["f32"]) ** 2).mean()) / made["f32"].std()
-    most = 0.03 if rounds else 0.002 if hidden == 512 else 0.0
+    most = 0.05 if rounds else 0.002 if hidden == 512 else 0.0
     assert 0 < error < most or error == most == 0
 
 
