@@ -6,6 +6,8 @@ The facts are data (`data/gpus.yaml`, each with its source; its header says how 
 90
 >>> gpu_rates("h100-pcie-80g").link_gb_s(4)   # the bridge joins two; four talk over PCIe 5
 64.0
+>>> gpu_rates("h100-sxm-80g").peer_gb_s(16)   # two machines, a network card of 400 Gb/s for each GPU
+50.0
 >>> [str(issue) for issue in format_issues(gpu("a100-sxm-80g"), "fp8", "auto", "tensorrt")]
 ['a100-sxm-80g (compute capability 8.0): FP8 needs compute capability 8.9 or newer']
 """
@@ -24,6 +26,7 @@ from pipeline.errors import UserError
 
 Arithmetic = Literal["bf16", "fp8", "int8", "fp4"]
 _FILE = "contracts/data/gpus.yaml"
+_MACHINE = 8  # GPUs of a machine, where NVLink joins no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,28 @@ class GpuRates:
     pcie_gb_s: float  # 16 lanes, one direction
     nvlink_gb_s: float = 0.0  # one direction; 0: it has no NVLink
     nvlink_gpus: int = 1  # that NVLink joins
+    network_gb_s: float = 50.0  # its network card, one direction
     tdp_w: float | None = None  # the highest that the product allows
     unverified: tuple[str, ...] = ()  # fields that no source was at hand for
 
+    @property
+    def machine_gpus(self) -> int:
+        """GPUs that reach each other without a network."""
+        return max(_MACHINE, self.nvlink_gpus)
+
+    def machines(self, gpus: int) -> int:
+        """Return how many machines so many GPUs are in; a rack that NVLink joins is one."""
+        return -(-gpus // self.machine_gpus)
+
     def link_gb_s(self, gpus: int) -> float:
-        """Return the GB/s that one of `gpus` GPUs can send to its peers, in one direction."""
-        return self.nvlink_gb_s if gpus <= self.nvlink_gpus else self.pcie_gb_s
+        """Return the GB/s that one of `gpus` GPUs can send to its peers in the same machine, in one direction."""
+        joined = min(gpus, self.machine_gpus) <= self.nvlink_gpus
+        return self.nvlink_gb_s if joined else self.pcie_gb_s
+
+    def peer_gb_s(self, gpus: int) -> float:
+        """Return the GB/s that one of `gpus` GPUs can send to whichever other, in one direction."""
+        near = self.link_gb_s(gpus)
+        return near if self.machines(gpus) == 1 else min(near, self.network_gb_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +133,7 @@ def gpu_rates(name: str) -> GpuRates:
     """Look up the peak rates of a GPU by its name in recipes.
 
     Raises:
-        UserError: there is no such GPU, its rates are not among the data, or the generation of its PCIe is not.
+        UserError: there is no such GPU, its rates are not among the data, or those of its PCIe or network are not.
     """
     known = gpu(name).name
     entry = next(row for row in _data()["gpus"] if row["name"] == known)
@@ -124,11 +143,15 @@ def gpu_rates(name: str) -> GpuRates:
             f"add them to its entry in {_FILE}"
         )
     facts = entry["rates"]
-    if facts["pcie"] not in _data()["pcie_gb_s"]:
-        raise UserError(
-            f"GPU {known}: the rate of PCIe {facts['pcie']} is not known; add it to pcie_gb_s in {_FILE}"
-        )
-    return record(GpuRates, {**facts, "gpu": known, "pcie_gb_s": _data()["pcie_gb_s"][facts["pcie"]]})
+    rates: dict[str, float] = {}
+    for way, spoken in (("pcie", "PCIe"), ("network", "network")):
+        known_rates = _data()[f"{way}_gb_s"]
+        if facts[way] not in known_rates:
+            raise UserError(
+                f"GPU {known}: the rate of {spoken} {facts[way]} is not known; add it to {way}_gb_s in {_FILE}"
+            )
+        rates[f"{way}_gb_s"] = known_rates[facts[way]]
+    return record(GpuRates, {**facts, "gpu": known, **rates})
 
 
 def gpu_generation(name: str) -> GpuGeneration:

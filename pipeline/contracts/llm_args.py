@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.contracts import read_facts, record
-from pipeline.contracts.version_range import entries_in, listed, require_known
+from pipeline.contracts.version_range import entries_in, holds, listed, require_known
 from pipeline.errors import Fault
 
 ARGUMENTS = "LlmArgs"
 SPECULATION = "speculative_config"
 _BASE = "DecodingBaseConfig"  # its fields are in all models whose names end in _DECODING
 _DECODING = "DecodingConfig"
+_AUTO_SINCE = "1.3.0rc29"  # release whose moe_config.backend may be AUTO, and is by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,22 @@ class SpeculationFormat:
     length_key: str = "max_draft_len"  # the key of the tokens that are proposed in one round
     draft_key: str | None = None  # the key that names the checkpoint of a draft; None where there is no draft
     extra: Mapping[str, Any] = field(default_factory=dict)  # settings that the version needs besides
+
+
+def expert_kernels(version: str, asked: str | None, architecture: str, sm: int) -> str:
+    """Name the kernels of routed experts: those that `moe_config.backend` asks for, or those that upstream takes.
+
+    Releases before AUTO take CUTLASS's; with it, `ModelConfig.resolve_moe_backend` decides (NVIDIA/TensorRT-LLM
+    tensorrt_llm/_torch/model_config.py, file index id 4218302881).
+
+    >>> [expert_kernels(version, None, "GptOssForCausalLM", 100) for version in ("1.2.1", "1.3.0rc29")]
+    ['CUTLASS', 'TRTLLM']
+    """
+    if asked is not None and asked.upper() != "AUTO":
+        return asked.upper()
+    if architecture == "GptOssForCausalLM" and holds(version, _AUTO_SINCE, None):
+        return "TRTLLM" if 100 <= sm < 120 else "TRITON" if 90 <= sm < 100 else "CUTLASS"
+    return "CUTLASS"
 
 
 def versions() -> tuple[str, ...]:

@@ -101,7 +101,9 @@ def test_rates_are_plausible_and_there_for_each_format_that_runs(product: Gpu) -
     # Dense rates: twice as fast a step, no more, from bf16 to fp8 and from fp8 to fp4 (Blackwell Ultra gives FP4 more).
     assert rates.tflops.get("fp8", rates.tflops["bf16"] * 2) <= rates.tflops["bf16"] * 2.1
     assert rates.link_gb_s(1) >= 0
-    assert rates.link_gb_s(1024) <= 64
+    assert rates.machines(1024) > 1
+    assert rates.peer_gb_s(1024) <= min(rates.network_gb_s, rates.link_gb_s(1024))
+    assert rates.network_gb_s in data["network_gb_s"].values()
     for form, arithmetic in (("fp8", "fp8"), ("nvfp4", "fp4")):
         issues = format_issues(product, form, "auto", "pytorch")
         assert (arithmetic in rates.tflops) == all(found.severity != "error" for found in issues)
@@ -115,9 +117,25 @@ def test_cards_are_bridged_in_pairs_only() -> None:
     assert unbridged.link_gb_s(2) == unbridged.pcie_gb_s
 
 
+def test_machines_are_joined_by_a_network_and_racks_by_nvlink() -> None:
+    hopper, rack = gpu_rates("h100-sxm-80g"), gpu_rates("gb200-186g")
+    assert [hopper.machines(gpus) for gpus in (1, 8, 9, 16, 17)] == [1, 1, 2, 2, 3]
+    assert hopper.peer_gb_s(8) == hopper.link_gb_s(16) == 450
+    assert hopper.peer_gb_s(16) == 50
+    assert (rack.machines(72), rack.peer_gb_s(72), rack.peer_gb_s(73)) == (1, 900, 50)
+    assert gpu_rates("h100-pcie-80g").link_gb_s(16) == 64
+
+
 def test_a_gpu_is_added_by_adding_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = gpus_module._data()
-    rates = {"memory_gb_s": 900, "tflops": {"bf16": 100}, "pcie": 5, "tdp_w": 70, "source": []}
+    rates = {
+        "memory_gb_s": 900,
+        "tflops": {"bf16": 100},
+        "pcie": 5,
+        "network": "ndr",
+        "tdp_w": 70,
+        "source": [],
+    }
     new = {
         "name": "x1-1g",
         "chip": "X1",
@@ -139,6 +157,7 @@ def test_a_gpu_is_added_by_adding_one_entry(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ({"sm": 75}, r"x1-1g: compute capability 7.5 .* generations in contracts/data/gpus.yaml"),
         ({"rates": {"pcie": 6}}, r"x1-1g: the rate of PCIe 6 .* pcie_gb_s in contracts/data/gpus.yaml"),
+        ({"rates": {"pcie": 5, "network": "wan"}}, r"x1-1g: the rate of network wan .* network_gb_s in"),
         ({"rates": None}, r"x1-1g: its peak rates are not known.*contracts/data/gpus.yaml"),
     ],
 )

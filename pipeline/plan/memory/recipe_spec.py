@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.contracts import engine_memory, llmapi
 from pipeline.contracts.gpus import gpu
+from pipeline.contracts.llm_args import expert_kernels
 from pipeline.errors import UserError
 from pipeline.models.adapter import Adapter
 from pipeline.models.sizes import ModelSizes
@@ -176,6 +177,18 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits, bf16
         windows=_windows(recipe, role, sizes),
         window_margin=_cpu_margin(recipe) if isinstance(runtime, CpuRuntime) else 0,
         state_dtype=None if state == "auto" else state,
+        expert_kernels=_expert_kernels(recipe, sizes),
+    )
+
+
+def _expert_kernels(recipe: Recipe, sizes: ModelSizes) -> str:
+    """Kernels of routed experts; engines have CUTLASS's."""
+    runtime = recipe.runtime
+    if not isinstance(runtime, PyTorchRuntime):
+        return "CUTLASS"
+    asked = _own(recipe, "moe_config").get("backend")
+    return expert_kernels(
+        runtime.version, asked if isinstance(asked, str) else None, sizes.architecture, gpu(runtime.gpu).sm
     )
 
 

@@ -58,6 +58,7 @@ class ModelSpec:
     ] = ()  # tokens that the KV cache keeps in each layer, 0 for all; repeated; (): all
     window_margin: int = 0  # tokens of a sequence that are kept besides its window
     state_dtype: str | None = None  # of recurrent states; None: as the checkpoint has it
+    expert_kernels: str = "CUTLASS"  # moe_config.backend: kernels of routed experts
 
 
 @dataclass(frozen=True, slots=True)

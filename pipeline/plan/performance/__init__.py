@@ -2,8 +2,9 @@
 
     forecast_recipe(recipe, spec)    first token, time between tokens, tokens a second, where the SLO breaks
 
-From the bottom up: `roofline` (one step, and the constants), `engine` (drafts, and times of steps), `scheduler`
-(in-flight batching), `queueing` (requests before it), `service` (loads, cost), `forecast`, `compare` (others).
+From the bottom up: `model_load` (bytes and operations), `roofline` (one step, and the constants), `engine` (drafts, and
+times of steps), `scheduler` (in-flight batching), `queueing` (requests before it), `service` (loads, cost), `forecast`,
+`compare` (others).
 `accuracy` computes what others measured, `estimates` says how far figures of a class are off; `calibration` has the
 constants of one device, which `fit` finds from loads that were measured there. Pure; facts are in `data/` and in
 `contracts/data/gpus.yaml`.

@@ -19,6 +19,7 @@ from pipeline.plan.performance.constants import Efficiency, efficiency
 from pipeline.plan.performance.disaggregated import DisaggregatedEngines, transfer_s
 from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, token_acceptance
 from pipeline.plan.performance.estimates import Quantity
+from pipeline.plan.performance.model_load import ModelLoad, model_load
 from pipeline.plan.performance.published import (
     SERVED,
     PublishedFigure,
@@ -27,7 +28,6 @@ from pipeline.plan.performance.published import (
     published_sizes,
 )
 from pipeline.plan.performance.queueing import QueueRun, Workload, all_at_once, closed_loop, open_arrivals
-from pipeline.plan.performance.roofline import ModelLoad, model_load
 from pipeline.plan.performance.served_engine import PromptBalance, ServedEngine
 
 _ENOUGH = 1_000_000  # pages and slots of figures whose memory was not the limit
@@ -80,7 +80,7 @@ def measured_units(
 
 def figure_constants(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> Efficiency:
     """Look up the constants that hold for a figure."""
-    return efficiency(figure.gpu, figure.track, given)
+    return efficiency(figure.gpu, figure.track, given, pdl=figure.pdl)
 
 
 def served_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> ServedEngine:
@@ -111,7 +111,8 @@ def _disaggregated(
     """Make a figure's servers as they were run."""
     generation = served_figure(replace(figure, context=None), given)
     slots = figure.slots * figure.split.request_groups
-    rates, prompts = gpu_rates(figure.gpu), replace(figure, split=context.split, context=None)
+    rates = gpu_rates(figure.gpu)
+    prompts = replace(figure, split=context.split, experts=context.experts, context=None)
     gpus = context.count * context.split.world + figure.generations * figure.split.world
     return DisaggregatedEngines(
         context=replace(served_figure(prompts, given), overlaps=False),

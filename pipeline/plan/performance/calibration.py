@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipeline.contracts import llm_args
 from pipeline.contracts.gpus import GpuRates, gpu_rates
 from pipeline.contracts.releases import Track
+from pipeline.contracts.version_range import holds
 from pipeline.document_faults import read_yaml
 from pipeline.plan.memory import plan_memory
 from pipeline.plan.memory.spec import DeploymentSpec
@@ -41,6 +42,8 @@ FIGURE_NAMES: Mapping[Figure, str] = {
     "tokens_per_s": "output tokens/s",
 }
 
+# Release whose TRTLLM_ENABLE_PDL is on by default (https://github.com/NVIDIA/TensorRT-LLM/issues/16330).
+_PDL_SINCE = "1.2.0"
 _NEAR = 1.5  # lengths and loads that are as many times beyond those measured are still taken for the like
 _HEAD = "# Constants of the performance model, written by `pipeline plan calibrate RECIPE`.\n"
 # Peaks of a processor are not among the data: its constants are GB/s and 10^9 operations a second themselves.
@@ -118,9 +121,16 @@ class CalibratedConstants(_Section):
     expert_memory: float = Field(default=1.0, gt=0)
     expert_arithmetic: float = Field(default=1.0, gt=0)
     expert_layer_us: float = Field(default=0.0, ge=0)
+    fused_memory: float = Field(default=1.0, gt=0)
+    fused_arithmetic: float = Field(default=1.0, gt=0)
+    fused_layer_us: float = Field(default=0.0, ge=0)
+    gather_us: float = Field(default=0.0, ge=0)
+    skew: float = Field(default=0.0, ge=0)
+    tree_us: float = Field(default=0.0, ge=0)
+    network_us: float = Field(default=0.0, ge=0)
     latent_layer_us: float = Field(default=0.0, ge=0)
     latent_prompt_us: float = Field(default=0.0, ge=0)
-    block_layer_us: float = Field(default=0.0, ge=0)
+    block_product_us: float = Field(default=0.0, ge=0)
     request_us: float = Field(default=0.0, ge=0)
     admit_us: float = Field(default=0.0, ge=0)
 
@@ -279,7 +289,7 @@ def deployment_model(
     elif track is None:
         rates, constants = _CPU_PEAKS, _CPU_GUESS
     else:
-        rates, constants = gpu_rates(spec.device), efficiency(spec.device, track)
+        rates, constants = gpu_rates(spec.device), efficiency(spec.device, track, pdl=options.pdl)
         constants = replace(constants, hides_step=constants.hides_step and options.overlaps)
     memory = plan_memory(spec)
     blocks = memory.blocks * spec.request_groups
@@ -304,8 +314,13 @@ def proposed_tokens(recipe: Recipe) -> int:
 
 def engine_options(recipe: Recipe) -> EngineOptions:
     """Return the settings of a recipe's engine that its speed depends on."""
+    runtime = recipe.runtime
     return EngineOptions(
-        recipe.scheduler.chunked_context, proposed_tokens(recipe), overlaps_steps(recipe), _balance(recipe)
+        recipe.scheduler.chunked_context,
+        proposed_tokens(recipe),
+        overlaps_steps(recipe),
+        _balance(recipe),
+        pdl=not isinstance(runtime, PyTorchRuntime) or holds(runtime.version, _PDL_SINCE, None),
     )
 
 

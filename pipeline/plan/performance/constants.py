@@ -12,6 +12,12 @@ from pipeline.contracts.gpus import gpu_generation
 from pipeline.contracts.releases import Track
 from pipeline.resources import parse_yaml
 
+# Exchanges between machines, by NCCL's own model of its trees with the protocol of small messages (NVIDIA/nccl
+# src/graph/tuning.cc, baseLatencies and hwLatencies): 6.8 microseconds, and, there and back, 0.6 for each of 7 GPUs of
+# a machine and 5 for each level of machines. On two machines of 8 H20, nccl-tests took 46 with the protocol
+# of larger messages (https://github.com/NVIDIA/nccl/issues/1244).
+_TREE_S, _NETWORK_S = 15.2e-6, 10e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
@@ -37,20 +43,32 @@ class Efficiency:
     fp8_arithmetic: float = 1.0
     fp4_memory: float = 1.0
     fp4_arithmetic: float = 1.0
-    expert_memory: float = 1.0  # ... for routed experts, many small matrices
+    # ... for routed experts, many small matrices: grouped products (CUTLASS, DeepGEMM) ...
+    expert_memory: float = 1.0
     expert_arithmetic: float = 1.0
     expert_layer_s: float = 0.0  # routing, sorting and adding up in a layer of experts
+    fused_memory: float = 1.0  # ... and TensorRT-LLM's own kernels for Blackwell, which do all that at once
+    fused_arithmetic: float = 1.0
+    fused_layer_s: float = 0.0
+    skew: float = 0.0  # standard deviation of the logarithm of how often experts are chosen
+    gather_s: float = 0.0  # an all-gather or a reduce-scatter, before its first byte; else an all-reduce
+    tree_s: float = 0.0  # an exchange between machines, beyond one within a machine ...
+    network_s: float = 0.0  # ... and for each time that their number doubles
     latent_layer_s: float = 0.0  # further projections in a layer of multi-head latent attention
     latent_prompt_s: float = 0.0  # ... and as much more in steps with prompts, whose kernels are others
-    block_layer_s: float = 0.0  # scaling the inputs of a layer's products in FP8 blocks
+    block_product_s: float = 0.0  # scaling the inputs of a product in FP8 blocks
     request_s: float = 0.0  # of a request outside the engine: HTTP and tokens; in its first token alone
     admit_s: float = 0.0  # from one request to the next, which a front end hands over one by one
 
 
-def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) -> Efficiency:
+def efficiency(
+    name: str, track: Track, given: Mapping[str, Any] | None = None, *, pdl: bool = True
+) -> Efficiency:
     """Look up the constants for a GPU and a backend.
 
     Args:
+        pdl: Whether kernels of the PyTorch backend are launched before the one before has ended (programmatic dependent
+            launch, from compute capability 9.0 on).
         given: Replaces the fitted constants, while they are being fitted.
 
     Raises:
@@ -59,30 +77,40 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
     facts = fitted_constants()["constants"] if given is None else given
     kind = gpu_generation(name)
     of_family, of_track = facts["families"][kind.constants], facts["tracks"][track]
-    link = facts["links"][kind.links]
+    link, shared = facts["links"][kind.links], facts["shared"]
+    late = track == "pytorch" and not (pdl and kind.sm >= 90)
+    kernels = "grouped" if kind.constants == "blackwell" else "expert"  # CUTLASS's reach another share of it
+    grouped = facts["formats"][kernels]
+    kernel_s = 1e-6 * (1 + shared["late"] * late)
     return Efficiency(
         memory=of_family["memory"],
         cache=of_family["cache"],
         arithmetic=of_family["arithmetic"],
-        attention=facts["shared"]["attention"],
-        link=facts["shared"]["link"],
+        attention=shared["attention"],
+        link=shared["link"],
         exchange_s=link * 1e-6,
-        layer_s=facts["shared"]["layer_us"] * 1e-6,
+        layer_s=shared["layer_us"] * kernel_s,
         step_s=of_track["step_us"] * 1e-6,
         hides_step=track == "pytorch",  # its overlap scheduler, on by default
         sequence_s=of_track["sequence_us"] * 1e-6,
         eager=of_track["eager"],
-        prompt_s=facts["shared"]["prompt_us"] * 1e-6,
-        overlap=facts["shared"]["overlap"],
+        prompt_s=shared["prompt_us"] * 1e-6,
+        overlap=shared["overlap"],
         **{
             f"{name}_{part}": value
-            for name, parts in facts["formats"].items()
+            for name, parts in {**facts["formats"], "expert": grouped}.items()
+            if name != "grouped"
             for part, value in parts.items()
         },
-        expert_layer_s=facts["shared"]["expert_layer_us"] * 1e-6,
-        latent_layer_s=facts["shared"]["latent_layer_us"] * 1e-6,
-        latent_prompt_s=facts["shared"]["latent_prompt_us"] * 1e-6,
-        block_layer_s=facts["shared"]["block_layer_us"] * 1e-6,
+        expert_layer_s=shared[f"{kernels}_layer_us"] * kernel_s,
+        fused_layer_s=shared["fused_layer_us"] * kernel_s,
+        skew=shared["skew"],
+        gather_s=shared["gather_us"] * 1e-6,
+        tree_s=_TREE_S,
+        network_s=_NETWORK_S,
+        latent_layer_s=shared["latent_layer_us"] * kernel_s,
+        latent_prompt_s=shared["latent_prompt_us"] * 1e-6,
+        block_product_s=shared["block_product_us"] * kernel_s,
         request_s=of_track["request_us"] * 1e-6,
         admit_s=of_track["admit_us"] * 1e-6,
     )

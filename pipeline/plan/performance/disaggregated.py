@@ -80,7 +80,7 @@ def transfer_s(
     """Compute the seconds in which the keys and values of a token of a prompt get from one server to the other.
 
     Each GPU of the server that has fewer sends or gets its share over its link: NVLink where it joins all `gpus` of the
-    deployment, else PCIe, behind which the network is.
+    deployment, PCIe within a machine, else its network card.
     """
     ways = min(context.split.shared, generation.split.shared)
     held = sum(
@@ -89,7 +89,7 @@ def transfer_s(
         for cache in block.caches
         if not cache.state
     )
-    return held / (rates.link_gb_s(gpus) * 1e9 * efficiency.link)
+    return held / (rates.peer_gb_s(gpus) * 1e9 * efficiency.link)
 
 
 class _Prompt(EngineRequest):

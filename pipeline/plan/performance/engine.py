@@ -26,13 +26,12 @@ from pipeline.contracts.gpus import GpuRates, gpu_rates
 from pipeline.contracts.releases import Track
 from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.performance.constants import Efficiency, efficiency
+from pipeline.plan.performance.model_load import ModelLoad, model_load
 from pipeline.plan.performance.roofline import (
     EngineStep,
-    ModelLoad,
     StepTime,
     attention_rates,
     host_time,
-    model_load,
     step_time,
 )
 from pipeline.plan.performance.step_times import StepTimes

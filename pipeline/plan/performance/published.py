@@ -28,6 +28,7 @@ class Servers:
 
     count: int
     split: Parallelism
+    experts: str = "CUTLASS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class PublishedFigure:
         chunked: Whether prompts may be split over steps.
         fraction: Share of the free memory that the KV cache may take.
         balance: Steps of the timer, and more steps, for which prompts wait for those of other ranks; None: they do not.
+        experts: Kernels of routed experts, `moe_config.backend`.
+        pdl: Whether kernels are launched before the one before has ended (programmatic dependent launch).
         check: Whether it only checks the constants, and is never fitted.
         measured: Quantity -> what was measured, in tokens a second or in milliseconds.
         context: Context servers, whose steps have `step_tokens`; `split` is that of the generation servers. None:
@@ -68,6 +71,8 @@ class PublishedFigure:
     chunked: bool
     fraction: float
     balance: tuple[int, int] | None
+    experts: str
+    pdl: bool
     check: bool
     source: str
     measured: Mapping[Quantity, float] = field(hash=False)
@@ -79,7 +84,13 @@ class PublishedFigure:
     def need(self) -> ModelSpec:
         """The model as it was run."""
         return ModelSpec(
-            "target", published_sizes(self.model), self.split, self.form, self.kv_cache, self.step_tokens
+            "target",
+            published_sizes(self.model),
+            self.split,
+            self.form,
+            self.kv_cache,
+            self.step_tokens,
+            expert_kernels=self.experts,
         )
 
     @property
@@ -190,6 +201,8 @@ def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
             chunked=how.get("chunked", True),
             fraction=how.get("fraction", 0.9),
             balance=tuple(how["balance"]) if "balance" in how else None,
+            experts=answering.get("experts", how.get("experts", "CUTLASS")),
+            pdl=how.get("pdl", False),
             check=how.get("check", kind == "disaggregated"),
             measured=measured,
             source=table["source"],
@@ -200,7 +213,7 @@ def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
 
 
 def _servers(entry: Mapping[str, Any]) -> Servers:
-    return Servers(entry["servers"], _split(entry))
+    return Servers(entry["servers"], _split(entry), entry.get("experts", "CUTLASS"))
 
 
 def _split(entry: Mapping[str, Any]) -> Parallelism:

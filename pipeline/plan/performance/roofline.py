@@ -1,14 +1,13 @@
-"""A roofline of one step of an engine: what a model asks of a rank, and how long that takes.
+"""A roofline of one step of an engine: how long takes what a model asks of a rank (`model_load`).
 
-Bytes and operations are counted from the same matrices as the memory plan (`plan.memory.tensors`). Not counted: norms
-and biases, which are small, and the embedding, of which a step reads a few rows. A step costs what its slowest part
-costs, and parts follow each other:
+A step costs what its slowest part costs, and parts follow each other:
 
     matrices    weights over the memory bandwidth, or operations over the tensor cores' rate, whichever is longer:
                 those that every token passes, and routed experts, of which a step reads those that its tokens chose
     attention   keys and values over the memory bandwidth, and operations: of MLA also while generating
     activations what goes to memory and back between matrices
-    exchange    all-reduces of the ranks that share a layer; with attention data parallelism, tokens to experts and back
+    exchange    all-reduces of the ranks that share a layer; with attention data parallelism, tokens to experts and
+                back; between machines, over the network
     overhead    kernels too small to be limited by either, and what the host needs for a step
 
 All of it is plain arithmetic, so that the fields of a step may be numbers or numpy arrays of them.
@@ -17,235 +16,11 @@ All of it is plain arithmetic, so that the fields of a step may be numbers or nu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
-from pipeline.contracts.gpus import Arithmetic, GpuRates
-from pipeline.models.blocks import Cache, WeightTensor
-from pipeline.plan.memory.spec import ModelSpec
-from pipeline.plan.memory.tensors import (
-    cache_state_bytes,
-    cache_token_bytes,
-    rank_part,
-    served_format,
-    stage_layers,
-    stage_weights,
-    tensor_bytes,
-)
+from pipeline.contracts.gpus import GpuRates
 from pipeline.plan.performance.constants import Efficiency
-
-# What a format's products are computed in. INT4 and MXFP4 weights alone are widened to 16 bits first; `auto` mixes
-# formats, and is taken for FP8, which all of its mixes contain.
-_ARITHMETIC: dict[str, Arithmetic] = {
-    "none": "bf16",
-    "int4_awq": "bf16",
-    "fp8": "fp8",
-    "fp8_block": "fp8",
-    "w4a8_awq": "fp8",
-    "auto": "fp8",
-    "int8_sq": "int8",
-    "nvfp4": "fp4",
-    "mxfp4": "bf16",
-    "fp8_row": "fp8",
-    "mxfp8": "fp8",
-    "w4a16_nvfp4": "bf16",
-    "w4a8_nvfp4": "fp8",
-    "int4": "bf16",
-    "int4_zeros": "bf16",
-    "int8_row": "int8",
-    "int8_group": "bf16",
-}
-_ACTIVATION_BYTES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
-    """The work of a rank in the first stage (with the output projection, which the last has); two operations
-    a weight.
-    """
-
-    layers: int  # of the stage
-    expert_layers: int  # ... with routed experts
-    latent_layers: int  # ... with multi-head latent attention
-    block_layers: int  # ... whose inputs are scaled block by block, by kernels of their own
-    stages: int
-    ranks: int  # that share each layer, or with attention data parallelism the experts
-    attention_ranks: int  # ... that have sequences of their own; 1: all work on the same
-    dense_bytes: float  # weights that every step reads
-    expert_bytes: float  # weights of all experts there
-    experts: int  # of the whole model; 0: none
-    expert_ways: int  # groups of ranks that have experts of their own
-    experts_per_token: int
-    quantized_ops: float  # for each token, in `arithmetic`, without experts
-    expert_ops: float  # ... of experts
-    plain_ops: float  # for each token, in bf16
-    output_ops: float  # for each sequence: the output projection, in bf16
-    arithmetic: Arithmetic
-    kv_bytes: float  # keys and values of one token, in layers that see all
-    held_bytes: float  # what windows and states of one sequence read in a step
-    pair_ops: float  # attention of a prompt's token to another, in layers that see all
-    window_ops: float  # ... of a prompt's token, in layers that see a window
-    read_ops: float  # ... of a generated token to another
-    activation_bytes: float  # read and written for each token, between matrices
-    exchange_bytes: float  # that a rank sends in one exchange, for each token of all ranks
-    exchanges: int  # all-reduces in a step, or with attention data parallelism ways to experts and back
-
-    def expert_share(self, tokens: float) -> float:
-        """Share of the experts' weights that the busiest rank reads in a step, if tokens choose experts alike often.
-
-        The mean, and as many standard deviations more as the largest of so many ranks has.
-        """
-        if not self.experts:
-            return 0.0
-        left: float = (1 - self.experts_per_token / self.experts) ** tokens
-        deviation = (left * (1 - left) * self.expert_ways / self.experts) ** 0.5
-        return 1 - larger(left - self._busiest * deviation, 0.0)
-
-    def expert_work(self, tokens: float) -> float:
-        """Tokens that the experts of the busiest rank compute, as a multiple of what each computes on average."""
-        chosen = larger(tokens * self.experts_per_token, 1.0)
-        excess: float = self._busiest * ((self.expert_ways - 1) / chosen) ** 0.5
-        # No rank computes more than all of them.
-        return 1 + excess - larger(1 + excess - self.expert_ways, 0.0)
-
-    @property
-    def _busiest(self) -> float:
-        """Standard deviations by which the largest of so many values lies above their mean (Blom's approximation)."""
-        ways = self.expert_ways
-        return NormalDist().inv_cdf((ways - 0.375) / (ways + 0.25)) if ways > 1 else 0.0
-
-    def scaled(self, share: float) -> ModelLoad:
-        """Make the load of so many of its layers (a share), with the whole output projection."""
-        names = (
-            "dense_bytes", "expert_bytes", "quantized_ops", "expert_ops", "plain_ops", "kv_bytes", "held_bytes",
-            "pair_ops", "window_ops", "read_ops", "activation_bytes",
-        )  # fmt: skip
-        counts = {
-            name: round(getattr(self, name) * share)
-            for name in ("layers", "expert_layers", "latent_layers", "block_layers", "exchanges")
-        }
-        return replace(self, **{name: getattr(self, name) * share for name in names}, **counts)
-
-
-def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
-    """Count what a model asks of a rank, by the token and by the step."""
-    sizes, split = model.sizes, model.split
-    held = stage_layers(model, 0)
-    matrices = [tensor for tensor in stage_weights(model, 0) if tensor.columns > 1]
-    dense = [tensor for tensor in matrices if not tensor.is_expert]
-    experts = [tensor for tensor in matrices if tensor.is_expert]
-    share = sizes.experts_per_token / sizes.experts if sizes.experts else 0.0
-    heads = _output(model)
-    arithmetic = _arithmetic(model.format, rates)
-    expert_layers = sum(any(tensor.is_expert for tensor in sizes.blocks[index].weights) for index in held)
-    sent, exchanges = _exchanges(model, len(held), expert_layers, arithmetic)
-    attention = [_attention_work(sizes.blocks[index].caches, model) for index in held]
-    kv_bytes, held_bytes, pair_ops, window_ops, read_ops = (
-        sum(part) for part in zip(*attention, strict=True)
-    )
-    return ModelLoad(
-        layers=len(held),
-        expert_layers=expert_layers,
-        latent_layers=sum(
-            any(cache.kind == "latent attention" for cache in sizes.blocks[index].caches) for index in held
-        ),
-        block_layers=len(held) if model.format == "fp8_block" else 0,
-        stages=split.pipeline,
-        ranks=split.tensor,
-        attention_ranks=split.request_groups,
-        dense_bytes=sum(tensor_bytes(tensor, model) for tensor in (*dense, *heads)),
-        expert_bytes=sum(tensor_bytes(tensor, model) for tensor in experts),
-        experts=sizes.experts,
-        expert_ways=split.expert,
-        experts_per_token=sizes.experts_per_token,
-        quantized_ops=sum(_ops(tensor, model) for tensor in dense if served_format(tensor, model) != "none"),
-        expert_ops=share * sum(_ops(tensor, model) for tensor in experts),
-        plain_ops=sum(_ops(tensor, model) for tensor in dense if served_format(tensor, model) == "none"),
-        output_ops=sum(_ops(tensor, model) for tensor in heads),
-        arithmetic=arithmetic,
-        kv_bytes=kv_bytes,
-        held_bytes=held_bytes,
-        pair_ops=pair_ops,
-        window_ops=window_ops,
-        read_ops=read_ops,
-        activation_bytes=sum(_activations(tensor, model, share) for tensor in matrices),
-        exchange_bytes=sent,
-        exchanges=exchanges,
-    )
-
-
-def _exchanges(
-    model: ModelSpec, layers: int, expert_layers: int, arithmetic: Arithmetic
-) -> tuple[float, int]:
-    """Bytes that a rank sends in an exchange for each token, and exchanges in a step.
-
-    Ranks that share layers reduce twice a layer, in rings: each sends each byte twice, less its own share. With
-    attention data parallelism, tokens go to the experts and come back: all to all ranks, or, where there are more ranks
-    with experts than a token chooses, each to those. On their way there they are in FP4 or MXFP8 where experts compute
-    in it.
-    """
-    sizes, split = model.sizes, model.split
-    away = sizes.hidden * (split.tensor - 1) / split.tensor
-    if split.request_groups == 1:
-        return 2 * away * _ACTIVATION_BYTES, 2 * layers if split.tensor > 1 else 0
-    share = min(1.0, sizes.experts_per_token / split.expert) if split.expert > 1 else 1.0
-    there = (
-        0.5625 if arithmetic == "fp4" else 1.03 if model.format == "mxfp4" and arithmetic == "fp8" else 2.0
-    )
-    return away * share * (there + _ACTIVATION_BYTES) / 2, 2 * expert_layers
-
-
-def _attention_work(caches: Sequence[Cache], model: ModelSpec) -> tuple[float, float, float, float, float]:
-    """A layer's bytes for each token before and for each sequence; operations of a prompt's pair, of its token within
-    windows, and of a generated token's pair.
-    """
-    sizes, ways = model.sizes, model.split.shared
-    heads = math.ceil(sizes.heads / ways)
-    found = [0.0] * 5
-    for kept in caches:
-        each = replace(kept, is_bounded=False)
-        numbers = cache_token_bytes(each, model.kv_cache, ways)
-        pair = 4.0 * heads * sizes.head_dim
-        if kept.kind == "latent attention" and sizes.latent is not None:
-            # Prompts are attended to in full heads; while generating, matrices are absorbed into the latent space.
-            latent = sizes.latent
-            prompt = 2.0 * heads * (latent.nope + latent.rope + latent.value)
-            read = 2.0 * heads * (2 * latent.kv_rank + latent.rope)
-            found = [a + b for a, b in zip(found, (numbers, 0.0, prompt, 0.0, read), strict=True)]
-        elif kept.window:
-            parts = (0.0, kept.window * numbers, 0.0, kept.window * pair, 0.0)
-            found = [a + b for a, b in zip(found, parts, strict=True)]
-        elif kept.state:
-            found[1] += 2.0 * cache_state_bytes(kept, model.kv_cache, ways)
-        elif kept.kind == "sparse index":
-            found[0] += numbers
-        else:
-            found = [a + b for a, b in zip(found, (numbers, 0.0, pair, 0.0, pair), strict=True)]
-    return found[0], found[1], found[2], found[3], found[4]
-
-
-def _arithmetic(form: str, rates: GpuRates) -> Arithmetic:
-    wanted = _ARITHMETIC[form]
-    if form == "mxfp4" and "fp4" in rates.tflops:
-        wanted = "fp8"  # activations in MXFP8, where the tensor cores take both
-    return wanted if wanted in rates.tflops else "bf16"
-
-
-def _output(model: ModelSpec) -> tuple[WeightTensor, ...]:
-    """The output projection, which a tied model has too: it is its embedding."""
-    found = tuple(tensor for tensor in model.sizes.last if tensor.kind == "lm_head")
-    return found or (WeightTensor("lm_head", model.sizes.vocab, model.sizes.hidden, "vocabulary"),)
-
-
-def _ops(tensor: WeightTensor, model: ModelSpec) -> float:
-    return 2.0 * rank_part(tensor, model.split).parameters
-
-
-def _activations(tensor: WeightTensor, model: ModelSpec, share: float) -> float:
-    held = rank_part(tensor, model.split)
-    used = held.copies * share if tensor.is_expert else held.copies
-    return _ACTIVATION_BYTES * (held.rows + held.columns) * used
+from pipeline.plan.performance.model_load import ModelLoad, larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +61,9 @@ def step_time(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Ef
     stage, stages, constants = _stage(step, load.stages), load.stages, efficiency
     rank = _rank(stage, load.attention_ranks)
     bandwidth = rates.memory_gb_s * 1e9 * constants.memory
-    kernels = load.layers * constants.layer_s + load.expert_layers * constants.expert_layer_s
-    kernels += load.block_layers * constants.block_layer_s
+    expert_s = constants.fused_layer_s if load.fuses_experts else constants.expert_layer_s
+    kernels = load.layers * constants.layer_s + load.expert_layers * expert_s
+    kernels += load.block_products * constants.block_product_s
     prompts = step.prompt > 0
     latent_s = constants.latent_layer_s + constants.latent_prompt_s * prompts
     kernels = stages * (kernels * (1 + constants.eager * prompts) + load.latent_layers * latent_s)
@@ -315,11 +91,6 @@ def attention_rates(load: ModelLoad, rates: GpuRates, efficiency: Efficiency) ->
     operations = rates.tflops["bf16"] * 1e12 * efficiency.attention
     read_s = load.kv_bytes / (rates.memory_gb_s * 1e9 * efficiency.cache) + load.read_ops / operations
     return read_s, load.pair_ops / operations
-
-
-def larger(first: float, second: float) -> float:
-    """Return the larger of two numbers, or of the numbers of two arrays."""
-    return (first + second + abs(first - second)) / 2
 
 
 def _stage(step: EngineStep, stages: int) -> EngineStep:
@@ -367,9 +138,14 @@ def _matrices(
     )
     if not load.experts:
         return dense
-    read = load.expert_bytes * load.expert_share(tokens) / (bandwidth * constants.expert_memory)
-    routed = tokens * load.expert_work(tokens) * load.expert_ops
-    routed = routed / (fast * quick * constants.expert_arithmetic)
+    memory, arithmetic = (
+        (constants.fused_memory, constants.fused_arithmetic)
+        if load.fuses_experts
+        else (constants.expert_memory, constants.expert_arithmetic)
+    )
+    read = load.expert_bytes * load.expert_share(tokens, constants.skew) / (bandwidth * memory)
+    routed = tokens * load.expert_work(tokens, constants.skew) * load.expert_ops
+    routed = routed / (fast * quick * arithmetic)
     return dense + _slower(read, routed, constants)
 
 
@@ -394,5 +170,10 @@ def _exchange(tokens: float, load: ModelLoad, rates: GpuRates, efficiency: Effic
     """Seconds in which ranks exchange their tokens' activations."""
     if load.ranks == 1:
         return 0.0
-    each = tokens * load.exchange_bytes / (rates.link_gb_s(load.ranks) * 1e9 * efficiency.link)
-    return load.exchanges * (efficiency.exchange_s + each)
+    machines, each = rates.machines(load.ranks), 1e9 * efficiency.link
+    sent = load.exchange_bytes / rates.link_gb_s(load.ranks)
+    begun = efficiency.gather_s if load.attention_ranks > 1 else efficiency.exchange_s
+    if machines > 1:
+        begun += efficiency.tree_s + efficiency.network_s * math.log2(machines)
+        sent = larger(sent, load.network_bytes / rates.network_gb_s)
+    return load.exchanges * (begun + tokens * sent / each)

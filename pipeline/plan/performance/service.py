@@ -17,6 +17,7 @@ from pipeline.plan.memory.spec import DeploymentSpec
 from pipeline.plan.performance.constants import Efficiency
 from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine
 from pipeline.plan.performance.estimates import Estimate
+from pipeline.plan.performance.model_load import ModelLoad, model_load
 from pipeline.plan.performance.queueing import (
     WAVES,
     Percentiles,
@@ -25,7 +26,6 @@ from pipeline.plan.performance.queueing import (
     closed_loop,
     open_arrivals,
 )
-from pipeline.plan.performance.roofline import ModelLoad, model_load
 from pipeline.plan.performance.served_engine import PromptBalance, ServedEngine
 from pipeline.recipe import Slo
 from pipeline.store import Json
@@ -198,12 +198,14 @@ class EngineOptions:
         draft_tokens: Tokens that the draft, or the target's own layers, propose in a round.
         overlaps: Whether a step may be prepared while the last one runs, where the backend can.
         balance: Steps of the timer, and more steps, for which prompts wait for those of other ranks; None: they do not.
+        pdl: Whether kernels are launched before the one before has ended, as releases from 1.2.0 on do.
     """
 
     chunked: bool = True
     draft_tokens: int = 0
     overlaps: bool = True
     balance: tuple[int, int] | None = None
+    pdl: bool = True
 
 
 DEFAULT_OPTIONS = EngineOptions()

@@ -16,8 +16,8 @@ from pipeline.plan.performance.constants import efficiency
 from pipeline.plan.performance.disaggregated import DisaggregatedEngines, transfer_s
 from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.forecasting import forecast
+from pipeline.plan.performance.model_load import model_load
 from pipeline.plan.performance.queueing import closed_loop, open_arrivals
-from pipeline.plan.performance.roofline import model_load
 from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
 from pipeline.plan.performance.served_engine import PromptBalance, ServedEngine
 from pipeline.plan.performance.service import Service
