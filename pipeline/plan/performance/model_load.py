@@ -189,7 +189,8 @@ def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
 def _scaled_products(matrices: Sequence[WeightTensor]) -> int:
     """Count the products of linear layers; those of the same input (queries, keys and values) are one."""
     linear = [tensor for tensor in matrices if tensor.quantizable]
-    return len({(tensor.name.rpartition(".")[0], tensor.columns) for tensor in linear})
+    # What is split by columns takes what the others have computed.
+    return len({(tensor.name.rpartition(".")[0], tensor.columns, tensor.split == "columns") for tensor in linear})
 
 
 def _exchanges(
