@@ -158,8 +158,8 @@ def _auto_precision(*, bf16: bool) -> str:
             f"auto computes in bf16 from a hidden size of {least} on, in f32 below, where bf16 gains nothing"
         )
     return (
-        f"auto computes in f32, for want of bf16 arithmetic; from a hidden size of {least} on, keys and values are held "
-        "in f16, and the output projection of int8 and int4 in 8 bits"
+        f"auto computes in f32, for want of bf16 arithmetic; from a hidden size of {least} on, keys and values are "
+        "held in f16, and the output projection of int8 and int4 in 8 bits"
     )
 
 
