@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.contracts import read_facts, record
@@ -54,7 +54,7 @@ class GpuRates:
 
     gpu: str
     memory_gb_s: float
-    tflops: Mapping[str, float]  # arithmetic -> dense 10^12 operations a second
+    tflops: Mapping[str, float] = field(hash=False)  # arithmetic -> dense 10^12 operations a second
     pcie_gb_s: float  # 16 lanes, one direction
     nvlink_gb_s: float = 0.0  # one direction; 0: it has no NVLink
     nvlink_gpus: int = 1  # that NVLink joins
@@ -101,9 +101,9 @@ def gpu(name: str) -> Gpu:
     Raises:
         UserError: it is not known; the text names those that are near.
     """
-    known = {product.name: product for product in gpus()}
+    known = {entry["name"]: entry for entry in _data()["gpus"]}
     if name in known:
-        return known[name]
+        return record(Gpu, known[name])
     same_chip = [other for other in known if other.startswith(name.split("-")[0] + "-")]
     near = same_chip or difflib.get_close_matches(name, known, n=4, cutoff=0.5)
     listed = f"near: {', '.join(near)}" if near else f"known: {', '.join(known)}"

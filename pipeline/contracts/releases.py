@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from pipeline.contracts import read_facts, record
@@ -54,9 +55,16 @@ class Release:
     containers: tuple[TritonContainer, ...]  # oldest first
 
 
+@cache
 def releases() -> tuple[Release, ...]:
     """List the releases, oldest first; candidates among them are later than every stable one."""
-    return tuple(map(_release, _data()["releases"]))
+    images = (*joined(), *containers())
+    return tuple(
+        record(
+            Release, {**entry, "containers": [image for image in images if image.trtllm == entry["version"]]}
+        )
+        for entry in _data()["releases"]
+    )
 
 
 def release(version: str) -> Release:
@@ -65,10 +73,10 @@ def release(version: str) -> Release:
     Raises:
         UserError: it is not known; the text names those that are near.
     """
-    known = {entry["version"]: entry for entry in _data()["releases"]}
+    known = {entry.version: entry for entry in releases()}
     if version not in known:
         raise unknown_version(version, tuple(known))
-    return _release(known[version])
+    return known[version]
 
 
 def half(track: Track) -> str:
@@ -104,11 +112,13 @@ def container(version: str) -> TritonContainer:
     return max(carrying, key=lambda image: (image.conflict is None, image.release or ""))
 
 
+@cache
 def containers() -> tuple[TritonContainer, ...]:
     """List all Triton containers, oldest first, those with conflicts too."""
     return tuple(record(TritonContainer, entry) for entry in _data()["containers"])
 
 
+@cache
 def joined() -> tuple[TritonContainer, ...]:
     """List the images of our own, which the Dockerfile makes of TensorRT-LLM's container and Triton's."""
     return tuple(
@@ -122,11 +132,6 @@ def joined() -> tuple[TritonContainer, ...]:
         )
         for entry in _data()["joined"]
     )
-
-
-def _release(entry: Mapping[str, Any]) -> Release:
-    carrying = [image for image in (*joined(), *containers()) if image.trtllm == entry["version"]]
-    return record(Release, {**entry, "containers": carrying})
 
 
 def _data() -> Mapping[str, Any]:

@@ -94,7 +94,9 @@ def test_each_half_is_said_in_two_sentences() -> None:
         assert len(re.findall(r"\.(?= [A-Z]|$)", half(track))) == 2
 
 
-def test_a_release_is_added_by_adding_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_is_added_by_adding_data(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     facts = releases_module._data()
     fresh = {**facts["releases"][3], "version": "1.4.0", "tracks": ["pytorch"], "candidate": False}
     image = {
@@ -109,6 +111,9 @@ def test_a_release_is_added_by_adding_data(monkeypatch: pytest.MonkeyPatch) -> N
         "containers": [*facts["containers"], image],
     }
     monkeypatch.setattr(releases_module, "_data", lambda: more)
+    for read_once in (releases, releases_module.containers, releases_module.joined):
+        read_once.cache_clear()
+        request.addfinalizer(read_once.cache_clear)
     assert [release.version for release in releases()] == [*SUPPORTED, "1.4.0"]
     assert require_runtime("1.4.0", "pytorch").tracks == ("pytorch",)
     assert container("1.4.0").image == "example/triton:26.12"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipeline.contracts import engine_memory, llmapi
@@ -107,6 +107,20 @@ class _LoadedRank:
     @property
     def used(self) -> int:
         return sum(line.bytes for line in self.lines)
+
+
+def _load_ranks(spec: DeploymentSpec) -> list[_LoadedRank]:
+    """All ranks, of which those that hold the same stages of the same models are alike."""
+    alike: dict[tuple[tuple[str, int], ...], _LoadedRank] = {}
+    ranks: list[_LoadedRank] = []
+    for index in range(spec.ranks):
+        stages = tuple(
+            (model.role, index // model.split.tensor) for model in spec.models if index < model.split.world
+        )
+        if stages not in alike:
+            alike[stages] = _load_rank(spec, index)
+        ranks.append(replace(alike[stages], index=index))
+    return ranks
 
 
 def _load_rank(spec: DeploymentSpec, index: int) -> _LoadedRank:
@@ -331,7 +345,7 @@ def plan_memory(spec: DeploymentSpec) -> MemoryPlan:
     Returns:
         The plan; a deployment whose weights do not fit has a negative `headroom` and no tokens.
     """
-    loaded = [_load_rank(spec, index) for index in range(spec.ranks)]
+    loaded = _load_ranks(spec)
     block = math.lcm(*(model.block_tokens for model in spec.models))
     holding = [
         rank for rank in loaded if any(rank.token_bytes.values())

@@ -99,14 +99,18 @@ class EngineSpeed:
 
     def work_s(self, sequences: float, prompt: float, longest: float, tokens_each: float = 1) -> float:
         """Compute the seconds of a step without attention over what came before, and without the host."""
-        bare = replace(self.efficiency, step_s=0.0, sequence_s=0.0)
         step = EngineStep(sequences, 0, tokens_each, prompt, longest=longest)
-        time = step_time(step, self.load, self.rates, bare)
+        time = step_time(step, self.load, self.rates, self._device)
         return time.total - time.attention
 
     def host_s(self, sequences: float) -> float:
         """Compute the seconds of the host for a step."""
         return host_time(EngineStep(sequences), self.load, self.efficiency)
+
+    @cached_property
+    def _device(self) -> Efficiency:
+        """Constants of a step without the host."""
+        return replace(self.efficiency, step_s=0.0, sequence_s=0.0)
 
     @cached_property
     def times(self) -> StepTimes:

@@ -8,8 +8,8 @@ charged to input tokens, the rest to output tokens; charged to output tokens alo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from pipeline.contracts.gpus import GpuRates
@@ -88,9 +88,6 @@ class Service:
     block_tokens: int
     slots: int
     waves: int = WAVES
-    _simulated: dict[tuple[int, Workload], LoadPoint] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
 
     @property
     def speculates(self) -> bool:
@@ -120,11 +117,7 @@ class Service:
 
     def at(self, batch: int, work: Workload) -> LoadPoint:
         """Compute latencies and throughput with so many requests at a time."""
-        if (batch, work) not in self._simulated:
-            run = closed_loop(self.served, batch, work, self.waves)
-            share = run.prompt_share(self.engine.times)
-            self._simulated[batch, work] = replace(load_point(run, share), batch=batch)
-        return self._simulated[batch, work]
+        return _load_at(self if self.slots < batch else replace(self, slots=_UNLIMITED), batch, work)
 
     def at_rate(self, requests_per_s: float, work: Workload) -> LoadPoint:
         """Compute them with so many requests a second, which come at random."""
@@ -163,6 +156,14 @@ class Service:
         return highest_rate(lambda rate: self.at_rate(rate, work), high, slo)
 
 
+@lru_cache(
+    maxsize=1024
+)  # a plan asks for the same loads with and without a recipe's limits, and so do plans of it
+def _load_at(service: Service, batch: int, work: Workload) -> LoadPoint:
+    run = closed_loop(service.served, batch, work, service.waves)
+    return replace(load_point(run, run.prompt_share(service.engine.times)), batch=batch)
+
+
 def load_point(run: QueueRun, prompt_share: float) -> LoadPoint:
     """Sum up a simulation at as many requests at a time as it had on average."""
     batch = max(1, round(run.in_flight))
@@ -187,6 +188,7 @@ def highest_rate(look: Callable[[float], LoadPoint], high: float, slo: Slo) -> t
 MOST_REQUESTS = 4096  # at a time, that runtimes take
 _HOPELESS_S = 120.0  # first tokens that are later have a queue that only grows, whatever the SLO
 _CLOSE = 1.02
+_UNLIMITED = 1 << 20  # slots of a load that needs no more than there are
 
 
 @dataclass(frozen=True, slots=True)
