@@ -69,8 +69,8 @@ MEASUREMENTS = {
     "tuning": Measurement(
         "python benchmarks/tuning.py",
         "--seeds 1",
-        "searches of 12 trials in made-up spaces, beside Optuna's samplers",
-        5,
+        "searches in the time of 12 trials in made-up spaces, beside Optuna's samplers",
+        8,
     ),
     "replicas": Measurement(
         "python benchmarks/replicas.py --json",
@@ -159,6 +159,12 @@ MEASUREMENTS = {
         "--rounds 1 --tokens 16 --streams 1 2",
         "what Triton and its entry models take from the cpu engine, at 1, 8 and 16 streams",
         2,
+    ),
+    "served-191m": Measurement(
+        "python benchmarks/served.py --weights int4_awq --rounds 1 --tokens 48 --json",
+        "--rounds 1 --tokens 16 --streams 1 2",
+        "the same for a model of 191 million weights, whose steps take longer than what hands their tokens out",
+        5,
     ),
     "cpu_peers": Measurement(
         "python benchmarks/cpu_peers.py --json",

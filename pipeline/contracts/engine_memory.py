@@ -68,7 +68,7 @@ def cpu_linear_bytes(
     """Bytes of a linear layer in the embedded engine, as its kernels pack it.
 
     Args:
-        form: as for `linear_bytes`.
+        form: as for `linear_bytes`; or "int8_head": an output projection that the engine rounds.
         precision: type that the model is computed in, "float32" or "bfloat16".
         awq_block: as for `linear_bytes`.
         dtype: type of what is not quantized.
@@ -81,10 +81,7 @@ def cpu_linear_bytes(
         held = math.ceil(rows * columns * float(each))
     else:
         held = linear_bytes(rows, columns, form, awq_block=awq_block)
-    twice = precision == "bfloat16" and cpu_packs_twice(form)
-    if precision == "float32":
-        twice = rows % 32 == 0 and rows * columns * dtype_bytes("float32") < facts["repacked_below"]
-    return (2 if twice else 1) * held
+    return (2 if precision == "bfloat16" and cpu_packs_twice(form) else 1) * held
 
 
 def cpu_packs_twice(form: str) -> bool:
@@ -99,7 +96,12 @@ def cpu_widens(form: str) -> bool:
 
 def cpu_bf16_pays(hidden: int) -> bool:
     """Tell whether the embedded engine is faster in bf16 with models of a hidden size, where the processor has it."""
-    return hidden >= int(_data()["cpu_bf16_hidden"]["value"])
+    return hidden >= cpu_bf16_hidden()
+
+
+def cpu_bf16_hidden() -> int:
+    """Return the smallest hidden size for which bf16 pays."""
+    return int(_data()["cpu_bf16_hidden"]["value"])
 
 
 def cpu_precision(precision: str, hidden: int, *, bf16: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pipeline.contracts import engine_memory
 from pipeline.doctor.report import Check, Section, State, Text
 from pipeline.doctor.verdicts import DoctorFacts
 from pipeline.extras import install_line
@@ -141,10 +142,25 @@ def _host(inventory: Inventory) -> Iterator[Check]:
         yield Check(
             "processors", "ok", f"{processors.cores} cores, {processors.threads} threads{bf16}{quota}"
         )
+        if processors.bf16 is not None:
+            yield Check("cpu runtime", "ok", _auto_precision(bf16=processors.bf16))
     yield _shm(inventory)
     yield _disk("store", inventory.store, inventory)
     yield _disk("temporary", inventory.temporary, inventory)
     yield from _limits(inventory)
+
+
+def _auto_precision(*, bf16: bool) -> str:
+    """Say what `runtime.precision: auto` computes in here, and why."""
+    least = engine_memory.cpu_bf16_hidden()
+    if bf16:
+        return (
+            f"auto computes in bf16 from a hidden size of {least} on, in f32 below, where bf16 gains nothing"
+        )
+    return (
+        f"auto computes in f32, for want of bf16 arithmetic; from a hidden size of {least} on, keys and values are "
+        "held in f16, and the output projection of int8 and int4 in 8 bits"
+    )
 
 
 def _shm(inventory: Inventory) -> Check:

@@ -98,7 +98,7 @@ def _stored(model: ModelSpec) -> int:
     """Bytes of a model in the recipe's format, on all its ranks."""
     if model.packed is not None:
         # Files of the embedded engine: what is multiplied in bf16 has 16 bits; the projection may be there in 8, too.
-        files = replace(model, packed="float16", copies_tied=False)
+        files = replace(model, packed="float16", rounded_head=False, copies_tied=False)
         return weight_bytes(files) + model.sizes.vocab * model.sizes.hidden * cpu_packs_twice(model.format)
     split = model.split
     return split.tensor * sum(weight_bytes(model, stage) for stage in range(split.pipeline))

@@ -32,8 +32,8 @@ REVISIONS = {
     "sensitivity": 1,
     "calibrate": 2,
     "convert": 2,
-    "evaluate": 3,
-    "build": 1,
+    "evaluate": 4,
+    "build": 2,
     "package": 2,
 }
 

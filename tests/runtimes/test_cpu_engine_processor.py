@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +16,7 @@ import pytest
 
 from pipeline.models import layers
 from pipeline.progress import Silent
-from pipeline.runtimes.cpu.engine import EngineSettings, processor
+from pipeline.runtimes.cpu.engine import EngineSettings, paged_model, processor
 from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.paged_model import (
     INPUT_GROUP,
@@ -241,8 +243,10 @@ def test_the_gate_simulates_bf16_as_the_engine_computes_it(cpu_pair: Pair) -> No
         pytest.skip("this processor has no bf16 arithmetic")
     prompt = questions()[0]
 
-    def simulated(*, bf16: bool) -> np.ndarray:
-        decoder = Decoder(CheckpointReader(CHECKPOINTS / "support-target"), [prompt], "cpu", bf16=bf16)
+    def simulated(precision: Literal["f32", "bf16"]) -> np.ndarray:
+        decoder = Decoder(
+            CheckpointReader(CHECKPOINTS / "support-target"), [prompt], "cpu", computed=precision
+        )
         states = decoder.hidden_states(lambda: None)
         return np.asarray((states @ decoder.head().T).numpy(), np.float64)
 
@@ -252,8 +256,43 @@ def test_the_gate_simulates_bf16_as_the_engine_computes_it(cpu_pair: Pair) -> No
         blocks = [BlockTable(np.arange(4, dtype=np.int32))]
         return model.forward([TokenSlice(prompt, 0, blocks, len(prompt))]).astype(np.float64)
 
-    exact = simulated(bf16=False)
+    exact = simulated("f32")
     assert np.abs(computed("f32") - exact).max() < 1e-3
-    here, there = (values - exact for values in (computed("bf16"), simulated(bf16=True)))
+    here, there = (values - exact for values in (computed("bf16"), simulated("bf16")))
     assert 0.7 < here.std() / there.std() < 1.4
     assert np.corrcoef(here.ravel(), there.ravel())[0, 1] > 0.2
+
+
+@pytest.mark.usefixtures("without_bf16")
+@pytest.mark.parametrize("form", [None, "int8_sq", "int4_awq"])
+def test_the_gate_computes_as_the_engine_does_without_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str | None
+) -> None:
+    """With `auto`, and a model that is large enough, which the checked-in one is made to be."""
+    from pipeline.models import CheckpointReader, LinearLayer
+    from pipeline.stages.evaluate.decoder import Decoder
+    from pipeline.stages.evaluate.results import Computed
+
+    class Reader(CheckpointReader):
+        def linear(self, name: str) -> LinearLayer:
+            # The gate rounds inputs as GPUs do; this engine does it for `simulate_activations` alone.
+            return replace(super().linear(name), input_scale=None)
+
+    # Where the processor has VNNI, inputs would be rounded, too.
+    monkeypatch.setattr(paged_model, "INPUT_GROUP", 0)
+    checkpoint = CHECKPOINTS / "support-target"
+    if form is not None:
+        checkpoint = quantize_checkpoint(checkpoint, tmp_path / form, form)
+    build_ir(checkpoint, tmp_path / "ir", progress=Silent())
+    facts = tmp_path / "ir" / "engine.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "bf16_pays": True}))
+    tokens = questions()[0]
+
+    def simulated(computed: Computed) -> np.ndarray:
+        decoder = Decoder(Reader(checkpoint), [tokens], "cpu", computed=computed)
+        return np.asarray((decoder.hidden_states(lambda: None) @ decoder.head().T).numpy(), np.float64)
+
+    exact, here = simulated("f32"), Paged(tmp_path / "ir", precision="auto").logits(tokens, [len(tokens)])
+    there = simulated("f16_cache")
+    assert np.abs(there - exact).max() > 0.001
+    assert np.abs(here - there).max() < 0.1 * np.abs(there - exact).max()

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import openvino as ov
 import pytest
 from safetensors.numpy import save_file
 
 from pipeline.errors import CheckpointError, InvalidInput, UserError
 from pipeline.models import CheckpointReader, Format, TensorFiles
 from pipeline.progress import Silent
+from pipeline.runtimes.cpu.engine.trimming import trim_outputs
 from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.ir.weights import Weights
 from tests.support.decoding import Paged, Stateful, prompt, reference, reference_logits
@@ -69,8 +71,18 @@ def test_weights_stay_packed_in_the_file_and_engine_json_holds_the_facts(built: 
     facts, arch = built.facts, CheckpointReader(built.checkpoint).architecture
     form = facts["quantization"]["format"]
     kind = PACKED[form]
-    for name in ("q_proj", "o_proj", "up_proj", "down_proj"):
-        sizes = [shape.rows * shape.columns for shape in arch.linears() if shape.name.endswith(name)]
+    # Inputs of these int8_sq layers are scaled differently, so that they are not joined.
+    single = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    products = {"qkv_proj": single[:3], "gate_up_proj": single[3:]}
+    if form == "int8_sq":
+        products = {name: (name,) for name in single}
+    products |= {"o_proj": ("o_proj",), "down_proj": ("down_proj",)}
+    assert products.keys() == {name for name in facts["weights"] if name.endswith("_proj")}
+    for name, ends in products.items():
+        shapes = [shape for shape in arch.linears() if shape.name.endswith(ends)]
+        sizes = [shape.rows * shape.columns for shape in shapes]
+        # Eight outputs besides, for one packing.
+        sizes += [8 * shape.columns for shape in shapes if shape.name.endswith(ends[0])]
         assert facts["weights"][name] == {"precision": kind, "bytes": sum(sizes) * BITS[kind] // 8}
     assert facts["weights"]["embed_tokens"]["precision"] == "bf16"
     assert sum(entry["bytes"] for entry in facts["weights"].values()) < facts["bytes"]["openvino_model.bin"]
@@ -81,6 +93,27 @@ def test_weights_stay_packed_in_the_file_and_engine_json_holds_the_facts(built: 
     assert {key: facts[key] for key in expected} == expected
     assert facts["quantization"]["kv_cache"] == "FP8"
     assert facts["quantization"]["producer"] == "modelopt 0.47.0"
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_padding_is_cut_off_where_products_are_in_bf16(built: Built, tmp_path: Path, biased: bool) -> None:
+    """Without a copy of the weights, and to the same logits."""
+    folder = built.plain
+    if biased:
+        _build(make_checkpoint(tmp_path / "biased", "qwen2"), folder := tmp_path / "ir")
+    facts = json.loads((folder / "engine.json").read_text())
+    exact, tokens = Stateful(folder).logits(prompt(24)), prompt(24)
+    model = ov.Core().read_model(folder / "openvino_model.xml")
+    products = [node for node in model.get_ops() if node.get_type_name() == "MatMul"]
+    longer = [node.get_output_partial_shape(0)[-1].get_length() for node in products]
+    kept = trim_outputs(model, facts["padded"])
+    shorter = [node.get_output_partial_shape(0)[-1].get_length() for node in products]
+    changed = [(first, second) for first, second in zip(longer, shorter, strict=True) if first != second]
+    assert len(changed) >= 8
+    assert all(first == second + 8 for first, second in changed)
+    assert len(kept) >= len(changed)
+    trimmed = Stateful(folder, model=model).logits(tokens)
+    assert np.abs(trimmed - exact).max() < 1e-5 * np.abs(exact).max()
 
 
 def test_rounding_is_felt_and_survives_paging(built: Built) -> None:
@@ -104,8 +137,8 @@ def test_packed_weights_are_multiplied_packed(plain: Path, tmp_path: Path, form:
             weight = node.input_value(1).get_node()
             used[str(weight.get_element_type().get_type_name())] += 1
             assert node.input_value(0).get_element_type().get_type_name() == "f32"
-    # Seven a layer, and the output projection as stored and in 8 bits.
-    assert used == Counter({PACKED[form]: 14}) + Counter({"bf16": 1, "i8": 1})
+    # Four a layer, or seven with inputs of their own, and the output projection as stored and in 8 bits.
+    assert used == Counter({PACKED[form]: 14 if form == "int8_sq" else 8}) + Counter({"bf16": 1, "i8": 1})
 
 
 def test_rounded_int8_layers_are_integer_products(plain: Path, tmp_path: Path) -> None:

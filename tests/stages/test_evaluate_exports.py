@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from pipeline.contracts import engine_memory
 from pipeline.errors import CheckpointError, StageError
 from pipeline.models import TensorFiles
 from pipeline.plan.plan import Plan, Step
@@ -56,7 +57,23 @@ def test_bf16_stays_near_f32_of_the_same_files(calibrations: Calibrations, tmp_p
     assert 0 < abs(metrics.beside_f32.perplexity_increase.value) < 0.005
     assert metrics.beside_f32.top1_agreement.value >= 0.99
     assert "; beside f32: perplexity " in judge([metrics], GATE).summary["hf in bf16"]
-    assert Export(tmp_path, precision="auto").computed(2048) == ("bf16", "f32")
+
+
+@pytest.mark.parametrize("form", ["fp8", "int8_sq", "int4_awq"])
+def test_auto_is_judged_as_either_kind_of_processor_computes_it(
+    calibrations: Calibrations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    export = Export(calibrations.trained(form) / "hf", precision="auto")
+    assert (export.computed(256), export.computed(512)) == (("f32",), ("bf16", "f16_cache"))
+    monkeypatch.setattr(engine_memory, "cpu_bf16_pays", lambda _hidden: True)
+    metrics = compared(calibrations, [export], tmp_path)
+    assert [one.name for one in metrics] == ["hf in bf16", "hf in f32 with keys and values in f16"]
+    for figures, text in zip(metrics, judge(metrics, GATE).summary.values(), strict=True):
+        loss = figures.beside_f32
+        assert loss is not None
+        assert 0 < abs(loss.perplexity_increase.value) < 0.005
+        assert loss.top1_agreement.value >= 0.99
+        assert "; beside f32: perplexity " in text
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,18 @@ def prompt(length: int, vocab: int = 512, seed: int = 0) -> list[int]:
 
 
 class Stateful:
-    """The model as `build_ir` wrote it, one sequence at a time; `long`: by the long factors of longrope."""
+    """The model as `build_ir` wrote it, one sequence at a time.
 
-    def __init__(self, folder: Path, *, long: bool = False) -> None:
+    Args:
+        long: By the long factors of longrope.
+        model: In place of that of the folder.
+    """
+
+    def __init__(self, folder: Path, *, long: bool = False, model: ov.Model | None = None) -> None:
         options = json.loads((folder / "engine.json").read_text())["compile_options"]
         with signal_stack_kept():
             core = ov.Core()
-            model = core.read_model(folder / "openvino_model.xml")
+            model = model or core.read_model(folder / "openvino_model.xml")
             if long:
                 turn_long(model)
             exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}

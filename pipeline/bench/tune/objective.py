@@ -16,7 +16,7 @@ from pipeline.bench.tune.settings import Objective
 # planned    has no figures yet
 # measured   all its loads, or those that were needed
 # refused    by the recipe's rules, preflight or the plan's memory: nothing was built
-# stopped    early, because it broke the SLO by far, or was behind the others
+# stopped    early, because it broke the SLO by far or at a load that most hold, or was behind the best
 # failed     was built, and did not serve
 Outcome = Literal["planned", "measured", "refused", "stopped", "failed"]
 COUNTED: frozenset[Outcome] = frozenset({"measured", "stopped", "failed"})
@@ -58,8 +58,8 @@ class TrialRecord(Score):
     origin: str = Field(default="sampler", description="Why it was tried: recipe, forecast or sampler.")
     seconds: dict[str, float] = Field(default_factory=dict, description="build, serve, measure.")
     compiled: bool = Field(default=False, description="Whether an engine was built for it.")
-    worths: tuple[float, ...] = Field(
-        default=(), description="First objective at each load that was measured; 0 beyond the SLO."
+    first_tokens_per_s: float | None = Field(
+        default=None, description="Tokens a second in the first seconds of its last load, with any latency."
     )
 
     @property

@@ -3,7 +3,7 @@
     records = search(study, runner, SearchOptions(loads=(Load("concurrency", 16),)), watch)
 
 Settings that the plan refuses are never built and count as no trial. Loads are measured from the largest down; the
-first seconds, and after each load the other trials, tell whether a trial is worth going on with.
+first seconds of each tell whether a trial is worth going on with. One that is not counts by the time that it took.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Protocol
 
 from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.tune.objective import COUNTED, TrialRecord, enough, figure, score, violations
+from pipeline.bench.tune.objective import TrialRecord, enough, score, violations
+from pipeline.bench.tune.race import spent
 from pipeline.bench.tune.search_space import Settings, Value
 from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.study import TuneStudy
@@ -27,6 +28,7 @@ _FAR = 3.0  # times a target of the SLO, beyond which the first seconds end a tr
 _MOST_REFUSED = 200  # in a row, before a search gives up
 _DRAWN = 24  # combinations that the plan forecasts
 _GUESSES = 2  # of them that are tried
+LEAST_LEFT = 0.5  # of a trial, for which another one is begun
 _UNCOMPILED_SHARE = 0.5  # of the trials, at the beginning, that need no other engine
 
 
@@ -79,7 +81,7 @@ class SearchOptions:
 
     Attributes:
         loads: Loads of a trial, the largest first.
-        trials: Trials that are measured; those that the plan refuses do not count.
+        trials: Whole trials whose time the search takes; those that the plan refuses do not count.
         ahead: Whether trials are planned for another machine, and not measured here.
     """
 
@@ -124,9 +126,9 @@ def _begin(
     study: TuneStudy, options: SearchOptions, forecasts: Sequence[tuple[Settings, float]]
 ) -> TrialRecord | None:
     records = study.records()
-    states = ("planned", *COUNTED) if options.ahead else tuple(COUNTED)
-    count = sum(record.outcome in states for record in records)
-    if count >= options.trials:
+    ahead = sum(record.outcome == "planned" for record in records) if options.ahead else 0
+    count = spent(records) + ahead
+    if count > options.trials - LEAST_LEFT:
         return None
     return study.next(forecasts, uncompiled=count < _UNCOMPILED_SHARE * options.trials)
 
@@ -189,7 +191,8 @@ def _measured(study: TuneStudy, runner: Runner, options: SearchOptions, trial: T
                 running,
                 options.loads,
                 study.objectives,
-                lambda worth, stoppable: study.is_behind(trial.number, worth, stoppable=stoppable),
+                lambda level: study.is_lost(trial.number, level.output_tokens_per_s),
+                study.most_hold,
             )
             seconds = {**running.seconds, "measure": time.monotonic() - began}
     except (ServerError, StageError) as error:
@@ -211,12 +214,14 @@ def measure_loads(
     trial: RunningTrial,
     loads: Sequence[Load],
     objectives: Sequence[Objective],
-    behind: Callable[[float, bool], bool] = lambda _worth, _stoppable: False,
+    is_lost: Callable[[LevelResult], bool] = lambda _: False,
+    most_hold: Callable[[Sequence[Load]], bool] = lambda _: False,
 ) -> tuple[BenchResult, str]:
     """Measure from the largest load down, as far as is needed to judge.
 
     Args:
-        behind: Called with the value of each load, and whether more would follow; returns whether to give up.
+        is_lost: Tells from the first seconds of a load whether to give up.
+        most_hold: Tells whether most other trials are within the SLO at one of these loads.
 
     Returns:
         The figures, and why it was given up; empty if it was not.
@@ -227,14 +232,14 @@ def measure_loads(
         if far := _far_off(first.levels[-1]):
             given_up = first, far
             continue
+        # Smaller loads bring less, within the SLO or not.
+        if is_lost(first.levels[-1]):
+            return first, f"at {load} the first seconds were behind the best trial"
         results.append(trial.bench(load))
-        level = results[-1].levels[-1]
-        if enough([level], objectives):
-            behind(figure(level, objectives[0]), False)
+        if enough(results[-1].levels, objectives):
             break
-        # A load beyond the SLO is worth nothing, however many tokens it brings.
-        if behind(0.0, load != loads[-1]):
-            return _joined(results), "it was behind most other trials"
+        if load != loads[-1] and most_hold(loads[: loads.index(load) + 1]):
+            return _joined(results), f"it missed the SLO at {load}, which most other trials held"
     return (_joined(results), "") if results else given_up
 
 

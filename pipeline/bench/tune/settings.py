@@ -30,7 +30,8 @@ class StudySettings(Settings):
         default=12,
         ge=1,
         le=1000,
-        description="Trials that are measured, those of an earlier search included.",
+        description="Whole trials whose time the search takes, those of an earlier search included. One that is "
+        "stopped early counts as a part of one.",
     )
     keys: Annotated[tuple[str, ...], Several] = Field(
         default=(), description="Try these keys only; if not given, all that the recipe's runtime reads."

@@ -18,7 +18,6 @@ import math
 import os
 import random
 import shutil
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,8 +25,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult
 from pipeline.bench.tune.objective import COUNTED, Outcome, Score, TrialRecord, maximized
+from pipeline.bench.tune.race import Race
 from pipeline.bench.tune.search_space import SearchSpace, Settings
 from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.surrogate import Observation, propose
@@ -35,8 +36,8 @@ from pipeline.errors import StoreError, UserError
 from pipeline.store import Store, lock
 from pipeline.store.key import digest_of
 
-_FORM = 2  # of the folder; another one is another search
-_LEAST_PEERS = 4  # measured trials before one is stopped for being behind them
+_FORM = 3  # of the folder; another one is another search
+_LEAST_PEERS = 4  # whole trials before a load counts as one that most hold
 _DRAWN = 10_000  # settings at random, before all count as tried
 _SUM = 0.05  # weight of the sum of several objectives beside the worst of them, as ParEGO has it
 _TINY = 1e-9  # in place of 0, which has no logarithm
@@ -156,35 +157,48 @@ class TuneStudy:
             if trial.feasible
         }
         best = [max(values) for values in zip(*logs.values(), strict=True)]
+        race = self.race()
         observations = []
         for trial in trials:
-            worth, values = None, logs.get(trial.number)
+            missed = sum(value for value in trial.violations.values() if value > 0)
+            values = logs.get(trial.number)
             if values is not None and len(values) == 1:
-                (worth,) = values
+                observations.append(Observation(trial.settings, values[0]))
             elif values is not None:
                 worth = min(a - b for a, b in zip(values, best, strict=True)) + _SUM * sum(values)
-            observations.append(
-                Observation(
-                    trial.settings, worth, sum(value for value in trial.violations.values() if value > 0)
-                )
-            )
+                observations.append(Observation(trial.settings, worth))
+            elif race is not None and trial.outcome == "stopped" and trial.first_tokens_per_s and not missed:
+                worth = race.expected(trial.first_tokens_per_s)
+                observations.append(Observation(trial.settings, worth, noise=race.spread))
+            else:
+                observations.append(Observation(trial.settings, None, missed))
         return observations
 
-    def is_behind(self, number: int, worth: float, *, stoppable: bool) -> bool:
-        """Record the value of a load of a running trial, and tell whether the trial is behind the median of others.
+    def race(self) -> Race | None:
+        """Learn from whole trials how reliable first seconds are; None where nothing is to be learned from them.
 
-        Args:
-            worth: Value of the first objective.
-            stoppable: Whether the trial can still be stopped; otherwise later trials are all that learn from it.
+        Latencies of first seconds are of the few requests that ended by then.
         """
-        worths = (*self._trials[number].worths, worth)
-        self._change(number, worths=worths)
-        measured = [trial.worths for trial in self._trials if trial.outcome == "measured"]
-        peers = [others[len(worths) - 1] for others in measured if len(others) >= len(worths)]
-        if len(self.objectives) > 1 or not stoppable or not peers or len(measured) < _LEAST_PEERS:
-            return False
-        median = statistics.median(peers)
-        return max(worths) < median if maximized(self.objectives[0]) else min(worths) > median
+        if len(self.objectives) > 1 or self.objectives[0] == "latency":
+            return None
+        return Race.of(
+            (trial.first_tokens_per_s, math.log(max(trial.values[self.objectives[0]], _TINY)))
+            for trial in self._trials
+            if trial.feasible and trial.first_tokens_per_s is not None
+        )
+
+    def is_lost(self, number: int, tokens_per_s: float) -> bool:
+        """Record the first seconds of a running trial, and tell whether it is behind the best."""
+        self._change(number, first_tokens_per_s=tokens_per_s)
+        race = self.race()
+        return race is not None and race.is_lost(tokens_per_s)
+
+    def most_hold(self, loads: Sequence[Load]) -> bool:
+        """Tell whether half of the whole trials, or more, were within the SLO at one of the largest loads."""
+        names = {str(load) for load in loads}
+        whole = [trial for trial in self._trials if trial.outcome == "measured"]
+        held = sum(trial.feasible and trial.load in names for trial in whole)
+        return len(self.objectives) == 1 and len(whole) >= _LEAST_PEERS and 2 * held >= len(whole)
 
     def finish(
         self,

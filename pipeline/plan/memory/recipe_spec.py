@@ -170,6 +170,8 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits, bf16
         bits=quantization.auto.effective_bits if quantization.auto is not None else None,
         expert_bytes=engine_memory.cpu_expert_bytes(form) if isinstance(runtime, CpuRuntime) else None,
         packed=precision,
+        # As `PagedModel` decides it: where keys and values are held in f16 for want of bf16.
+        rounded_head=precision == "float32" and kv_cache == "float16" and engine_memory.cpu_packs_twice(form),
         copies_tied=isinstance(runtime, TensorRTRuntime | CpuRuntime),
         predicts=role == TARGET and _predicts(recipe),
         partition=tuple(own.get("pp_partition") or ()),

@@ -50,6 +50,9 @@ class ModelSpec:
         None  # of a weight of an expert, where a runtime unpacks it; None: as it is stored
     )
     packed: str | None = None  # type that linear layers are packed in by the embedded engine; None: as stored
+    rounded_head: bool = (
+        False  # whether the embedded engine holds an output projection that is not quantized in 8 bits
+    )
     copies_tied: bool = False  # whether an output projection that is the embedding is held twice
     predicts: bool = False  # whether layers that predict further tokens (MTP) are loaded
     partition: tuple[int, ...] = ()  # layers of each stage; (): as even as can be

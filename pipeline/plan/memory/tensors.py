@@ -97,6 +97,7 @@ def tensor_bytes(tensor: WeightTensor, model: ModelSpec, *, vocabulary_multiple:
     form = served_format(tensor, model)
     if _is_packed(model, tensor.kind) and form != "auto":
         assert model.packed is not None, "or it would be as it is stored"
+        form = "int8_head" if _is_rounded(model, tensor.kind, form) else form
         return part.copies * engine_memory.cpu_linear_bytes(
             part.rows, part.columns, form, model.packed,
             awq_block=tensor.group or model.awq_block, dtype=model.sizes.dtype,
@@ -228,10 +229,16 @@ def _is_packed(model: ModelSpec, kind: str) -> bool:
     return model.packed is not None and kind not in ("embedding", "norms", "experts")
 
 
+def _is_rounded(model: ModelSpec, kind: str, form: str) -> bool:
+    return model.rounded_head and kind == "lm_head" and form == "none"
+
+
 def _formula(model: ModelSpec, kind: str, forms: Iterable[str]) -> str:
     ways = model.split.tensor if kind == "experts" else model.split.shared
     spread = f", over {ways} GPUs" if ways > 1 else ", whole on each GPU" if model.split.attention_dp else ""
     quantized = [form for form in forms if form != "none"]
+    if any(_is_rounded(model, kind, form) for form in forms):
+        return "rows * columns in 8 bits with a scale for each 128, as the cpu engine rounds it"
     if _is_packed(model, kind) and any(engine_memory.cpu_widens(form) for form in forms):
         return f"rows * columns, as the cpu engine packs them to compute in {model.packed}"
     if kind == "experts" and model.expert_bytes is not None:

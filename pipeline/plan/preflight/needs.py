@@ -220,8 +220,10 @@ def build_bytes(context: Context, planned: Mapping[str, int] | None = None) -> i
 def build_memory_bytes(context: Context) -> int:
     """Bytes of host memory while an engine is built; 0 if nothing is known of the models, or no engine is built."""
     facts, rank = rule("host.memory").facts, largest_rank_bytes(context)
-    if rank is None or context.kind != "tensorrt":
+    if rank is None or context.kind == "pytorch":
         return 0
+    if context.kind == "cpu":  # its constants are copies: joined, padded or packed otherwise
+        return rank
     return int(rank * facts["copies"] + facts["worker_gib"] * 2**30)
 
 

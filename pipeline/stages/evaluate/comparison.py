@@ -24,11 +24,13 @@ from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.evaluate.decoder import Decoder, log_probs, rows_at_once
 from pipeline.stages.evaluate.results import (
     BootstrapEstimate,
+    Computed,
     EvaluationMetrics,
     Export,
     KlHistogram,
     PrecisionLoss,
     WorstPosition,
+    computed_name,
     perplexity,
     write_metrics,
 )
@@ -54,7 +56,7 @@ def evaluate(
 
     Every token of a held-out sample but its first is predicted and counted; nothing is padded. All checkpoints are read
     from their files, with the scales that they hold. The original is computed in float32, an export in each type that
-    its runtime may compute it in; bf16 is compared with float32 of the same files, too.
+    its runtime may compute it in; one that rounds is compared with float32 of the same files, too.
 
     Args:
         reference_dir: The original, in the Hugging Face layout.
@@ -135,13 +137,13 @@ def _scores(
     original: States,
     device: str,
     progress: Progress,
-) -> Iterator[tuple[str, PositionScores, PositionScores | None]]:
-    """Score an export in each type that it may be computed in: beside the original, and bf16 beside f32."""
+) -> Iterator[tuple[Computed, PositionScores, PositionScores | None]]:
+    """Score an export as it may be computed: beside the original, and with roundings also beside f32."""
 
-    def states(precision: str) -> States:
-        decoder = Decoder(checkpoint, samples, device, export.kv_scale, bf16=precision == "bf16")
-        label = f"evaluate {checkpoint.quantization.format}, {export.directory.name}"
-        return _states(decoder, label if precision == "f32" else f"{label} in {precision}", progress)
+    def states(computed: Computed) -> States:
+        decoder = Decoder(checkpoint, samples, device, export.kv_scale, computed=computed)
+        label = f"evaluate {checkpoint.quantization.format}, {computed_name(export.directory.name, computed)}"
+        return _states(decoder, label, progress)
 
     def compared(first: States, second: States) -> PositionScores:
         positions = sum(len(sample) - 1 for sample in samples)

@@ -22,10 +22,12 @@ from pipeline.errors import StageError
 from pipeline.models import Architecture, CheckpointReader, Format, LinearLayer
 from pipeline.models.layers import INPUT_GROUP
 from pipeline.models.rope import Rope
+from pipeline.stages.evaluate.results import Computed
 
 _LOGITS = 1 << 24  # of each model, held at once
 _ROWS = 4096  # tokens that go through a linear layer together
 E4M3_MAX, E2M1_MAX, BLOCK = 448.0, 6.0, 16
+F16_MAX = 65504.0
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # transformers 5.14, models/gpt_oss/modeling_gpt_oss.py: GptOssExperts.
 _SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
@@ -39,9 +41,10 @@ class Decoder:
         samples: Tokens of each sample.
         device: "cpu" or "cuda".
         kv_scale: Scale of an FP8 cache, in place of those that the checkpoint holds.
-        bf16: Round weights, activations, keys and values to bf16, as the `cpu` runtime hands them on (OpenVINO 2026.4);
-            sums and logits stay float32. Where all weights are integers, inputs and the output projection are rounded
-            to 8 bits, as in its short steps.
+        computed: Roundings of the `cpu` runtime (OpenVINO 2026.4), see `Computed`. In "bf16", it rounds weights,
+            activations, keys and values, while sums and logits stay float32; where all weights are integers, also
+            inputs and the output projection to 8 bits, as in its short steps. With "f16_cache", it rounds keys and
+            values to f16, and the output projection to 8 bits where all weights are integers.
         observe: Keep the largest magnitude of each linear layer's inputs in `largest_inputs`.
     """
 
@@ -52,10 +55,12 @@ class Decoder:
         device: str,
         kv_scale: float | None = None,
         *,
-        bf16: bool = False,
+        computed: Computed = "f32",
         observe: bool = False,
     ) -> None:
-        self._bf16, self._rounds = bf16, bf16 and checkpoint.has_integers
+        self._bf16, self._f16_cache = computed == "bf16", computed == "f16_cache"
+        self._rounds = self._bf16 and checkpoint.has_integers
+        self._rounds_head = computed != "f32" and checkpoint.has_integers
         self._checkpoint, self._device, self._kv_scale = checkpoint, device, kv_scale
         self._architecture: Architecture = checkpoint.architecture
         self._is_gemma = self._architecture.family.startswith("gemma")
@@ -110,7 +115,7 @@ class Decoder:
     def head(self) -> Tensor:
         """[vocab, hidden]: the output projection, dequantized if it is quantized."""
         layer = self._checkpoint.linear("lm_head")
-        rounded = self._rounds and layer.format is Format.NONE
+        rounded = self._rounds_head and layer.format is Format.NONE
         return self._weight((layer.in_int8() if rounded else layer).dequantize())
 
     def _attention(self, layer: int, x: Tensor) -> Tensor:
@@ -123,6 +128,8 @@ class Decoder:
         if scales is not None:  # the cache holds keys after the rotation
             scales = scales if self._kv_scale is None else (self._kv_scale, self._kv_scale)
             key, value = round_e4m3(key, scales[0]), round_e4m3(value, scales[1])
+        if self._f16_cache:
+            key, value = (part.clamp(-F16_MAX, F16_MAX).half().float() for part in (key, value))
         sinks = self._array(block + "sinks") if block + "sinks" in self._checkpoint.tensors else None
         samples = (
             torch.split(part.transpose(0, 1)[None], self._lengths, dim=2) for part in (query, key, value)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -17,6 +18,16 @@ from pipeline.recipe.runtime import Precision
 
 SCHEMA = 2
 FILE = "metrics.json"
+
+
+Computed = Literal["f32", "bf16", "f16_cache"]
+"""Types that a runtime computes in. "f16_cache": f32, but keys and values in f16 (`cpu` on processors without bf16)."""
+
+
+def computed_name(files: str, computed: Computed) -> str:
+    """Name an export as it is computed: "hf", "hf in bf16"."""
+    ways = {"f32": "", "bf16": " in bf16", "f16_cache": " in f32 with keys and values in f16"}
+    return files + ways[computed]
 
 
 def perplexity(loss: float, positions: int) -> float:
@@ -32,18 +43,18 @@ class Export:
         directory: A unified Hugging Face checkpoint; or, if its name begins with "trtllm-", a TensorRT-LLM checkpoint,
             all ranks of which are put together.
         kv_scale: The scale of an FP8 cache, if the runtime computes with one of its own; None: those of the files.
-        precision: Type that the runtime computes in; "auto": bf16 or f32, by the processor that serves.
+        precision: Type that the runtime computes in; "auto": by the processor that serves.
     """
 
     directory: Path
     kv_scale: float | None = None
     precision: Precision = "f32"
 
-    def computed(self, hidden: int) -> tuple[str, ...]:
+    def computed(self, hidden: int) -> tuple[Computed, ...]:
         """Types that a model of a hidden size may be served in, "bf16" first."""
         if self.precision != "auto":
             return (self.precision,)
-        return ("bf16", "f32") if engine_memory.cpu_bf16_pays(hidden) else ("f32",)
+        return ("bf16", "f16_cache") if engine_memory.cpu_bf16_pays(hidden) else ("f32",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,7 @@ class KlHistogram:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionLoss:
-    """Figures of an export that is computed in bf16, beside the same files in f32."""
+    """Figures of an export that is computed with roundings, beside the same files in f32."""
 
     perplexity_increase: BootstrapEstimate  # relative
     top1_agreement: BootstrapEstimate
@@ -108,13 +119,13 @@ class EvaluationMetrics:
     max_kl: float
     histogram: KlHistogram
     worst: tuple[WorstPosition, ...]
-    precision: str = "f32"  # that the export was computed in; its original always in f32
-    beside_f32: PrecisionLoss | None = None  # of bf16
+    precision: Computed = "f32"  # that the export was computed in; its original always in f32
+    beside_f32: PrecisionLoss | None = None  # where it was not f32
 
     @property
     def name(self) -> str:
         """ "hf", or "hf in bf16"."""
-        return self.files if self.precision == "f32" else f"{self.files} in {self.precision}"
+        return computed_name(self.files, self.precision)
 
 
 def write_metrics(metrics: Sequence[EvaluationMetrics], directory: Path) -> None:

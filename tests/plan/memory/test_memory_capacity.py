@@ -248,32 +248,28 @@ def test_the_embedded_engine_widens_or_packs_twice(form: str, times: float) -> N
     exact, rounded = lines(bf16=False), lines(bf16=True)
     assert exact["kv_cache.target"] == rounded["kv_cache.target"], "in f16 instead of bf16"
     assert exact["weights.target.mlp"] == times * rounded["weights.target.mlp"]
-    assert exact["weights.target.lm_head"] == rounded["weights.target.lm_head"]
-    # The draft's keys and values have small matrices, which f32 packs again for steps of a few tokens.
+    # In 8 bits beside integers: once, or twice as the layers.
+    head = 0.5 + 2 / 128 if times < 1 else 1
+    assert exact["weights.target.lm_head"] == head * rounded["weights.target.lm_head"]
     assert exact["weights.target.attention"] == times * rounded["weights.target.attention"]
-    assert 1 < exact["weights.draft.attention"] / rounded["weights.draft.attention"] < 2
+    assert exact["weights.draft.attention"] == rounded["weights.draft.attention"]
     assert exact["weights.target.embedding"] == rounded["weights.target.embedding"]
     # It is the embedding, which is read from the file, and packed for its products.
     assert rounded["weights.draft.lm_head"] == rounded["weights.draft.embedding"]
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "form", "dtype", "each"),
+    ("form", "dtype", "each"),
     [
-        (4096, 1024, "none", "bfloat16", 2),
-        (4096, 1024, "none", "float32", 4),
-        (4096, 1024, "fp8", "bfloat16", 2),
-        (4064, 1024, "none", "bfloat16", 4),
-        (4064, 1024, "int8_row", "bfloat16", 2 + 4 / 1024),
-        (4000, 1024, "none", "bfloat16", 4),
-        (4008, 1024, "none", "bfloat16", 2),
+        ("none", "bfloat16", 2),
+        ("none", "float32", 4),
+        ("fp8", "bfloat16", 2),
+        ("int8_row", "bfloat16", 1 + 2 / 1024),
+        ("int8_head", "bfloat16", 1 + 4 / 128),
     ],
 )
-def test_in_f32_small_matrices_are_packed_again(
-    rows: int, columns: int, form: str, dtype: str, each: float
-) -> None:
-    held = engine_memory.cpu_linear_bytes(rows, columns, form, "float32", dtype=dtype)
-    assert held == rows * columns * each
+def test_in_f32_matrices_are_packed_once(form: str, dtype: str, each: float) -> None:
+    assert engine_memory.cpu_linear_bytes(4064, 1024, form, "float32", dtype=dtype) == 4064 * 1024 * each
 
 
 def test_the_embedded_engine_s_own_bound_is_the_one_that_is_planned_with() -> None:

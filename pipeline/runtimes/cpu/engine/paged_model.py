@@ -32,6 +32,7 @@ from .block_manager import BlockTable
 from .capped_attention import cap_paged_attention, uncap_attention
 from .processor import chosen_precision, integer_options, settle_memory
 from .settings import EngineSettings
+from .trimming import trim_outputs
 
 LOGITS = ("logits", "logits.int8")  # outputs: as stored, and by an output projection in 8 bits
 LONG = "rope.long"  # name of a constant of the graph: whether longrope's long factors hold
@@ -88,6 +89,7 @@ class PagedModel:
         self.vocab_size: int = facts["vocab_size"]
         with signal_stack_kept():
             self.precision, self.reason = chosen_precision(settings.precision, gains=facts["bf16_pays"])
+            self._kept: list[ov.Tensor] = []  # memory that the models point into
             self._stack = AdapterStack(adapters) if adapters else None
             # Where bf16 would be chosen if the processor had it.
             instead = self.precision == "f32" and settings.precision == "auto" and facts["bf16_pays"]
@@ -133,6 +135,8 @@ class PagedModel:
         for output in model.outputs[:]:
             if len(model.outputs) > 1 and output.any_name != LOGITS[self.rounds]:
                 model.remove_result(output.get_node())
+        if self.precision == "bf16":
+            self._kept += trim_outputs(model, facts.get("padded", {}))
         if self._stack:
             self._stack.join(model, facts["linears"])
         # A sequence must not change its rotation as it grows, nor differ from those whose blocks it takes. So one

@@ -68,6 +68,8 @@ def build_ir(
         "bytes": {name: (into / name).stat().st_size for name in (MODEL, WEIGHTS)},
         "openvino": ov.get_version(),
     }
+    if weights.padded:
+        facts["padded"] = weights.padded
     if adapters:
         named = weights.linears.items()
         facts["linears"] = {name: [node.get_friendly_name() for node in ends] for name, ends in named}

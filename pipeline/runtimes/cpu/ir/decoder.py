@@ -28,6 +28,7 @@ from pipeline.runtimes.cpu.ir.nodes import (
     i64,
     name_nodes,
     parameter,
+    parts,
     rms_norm,
     split_heads,
     swap_heads,
@@ -94,7 +95,7 @@ class Decoder:
 
     def projections(self, x: Node, name: str) -> list[Node]:
         """Queries, keys and values, [batch, tokens, (kv_)heads * head_dim]."""
-        return [self.weights.linear(x, f"{name}{part}_proj") for part in "qkv"]
+        return self.weights.joined(x, name, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
 
     def sinks(self, name: str) -> Node | None:  # noqa: ARG002
         """[1, heads, 1, 1]: a score of each head that no key has; None where there is none."""
@@ -102,9 +103,9 @@ class Decoder:
 
     def feed_forward(self, x: Node, layer: int) -> Node:
         """[batch, tokens, hidden] -> the same."""
-        name, linear = f"model.layers.{layer}.mlp.", self.weights.linear
-        gated = ops.multiply(self.activate(linear(x, name + "gate_proj")), linear(x, name + "up_proj"))
-        return linear(gated, name + "down_proj")
+        name = f"model.layers.{layer}.mlp."
+        gate, up = self.weights.joined(x, name, ("gate_proj", "up_proj"), "gate_up_proj")
+        return self.weights.linear(ops.multiply(self.activate(gate), up), name + "down_proj")
 
     def activate(self, x: Node) -> Node:
         """Activation of gates: SiLU without a factor, which `ops.swish` adds and the pattern of experts lacks."""
@@ -117,15 +118,6 @@ class Decoder:
     def capped(self, logits: Node) -> Node:
         """Apply the family's soft cap to logits."""
         return logits if self.arch.logits_cap is None else capped(logits, self.arch.logits_cap)
-
-
-def parts(x: Node, sizes: list[int]) -> list[Node]:
-    """Split x [..., sum of sizes] along its last axis."""
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return [
-        ops.slice(x, i64([start]), i64([start + size]), i64([1]), i64([-1]))
-        for start, size in zip(starts, sizes, strict=True)
-    ]
 
 
 def capped(x: Node, cap: float) -> Node:

@@ -31,6 +31,12 @@ def i64(value: int | Sequence[int]) -> Node:
     return ops.constant(np.asarray(value, dtype=np.int64))
 
 
+def named(node: Node, name: str) -> Node:
+    """Name a node, and return it."""
+    node.set_friendly_name(name)
+    return node
+
+
 def parameter(name: str, shape: Sequence[int], dtype: Type) -> Node:
     """An input of the model; -1 marks a dimension that varies."""
     node = ops.parameter(ov.PartialShape(list(shape)), dtype)
@@ -49,6 +55,15 @@ def rms_norm(x: Node, weight: Node, epsilon: float) -> Node:
 def split_heads(x: Node, heads: int, head_dim: int) -> Node:
     """[batch, tokens, heads * head_dim] -> [batch, tokens, heads, head_dim]."""
     return ops.reshape(x, i64([0, 0, heads, head_dim]), special_zero=True)
+
+
+def parts(x: Node, sizes: Sequence[int]) -> list[Node]:
+    """Split x [..., sum of sizes] along its last axis."""
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [
+        ops.slice(x, i64([start]), i64([start + size]), i64([1]), i64([-1]))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
 
 
 def swap_heads(x: Node) -> Node:

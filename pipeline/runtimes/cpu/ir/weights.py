@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -20,10 +21,13 @@ from pipeline.models import CheckpointReader, Format, LinearLayer
 from pipeline.models.quantization import AWQ, FP4
 from pipeline.models.reader import PARTS
 from pipeline.models.tensors import Array
+from pipeline.runtimes.cpu.ir.joining import join, padded
 from pipeline.runtimes.cpu.ir.nodes import (
     Node,
     f32,
     i64,
+    named,
+    parts,
     quantize_int8,
     round_by_token,
     round_e4m3,
@@ -61,6 +65,7 @@ class Weights:
         # Whether the engine may round inputs to 8 bits by scales that it finds itself.
         self.rounds = checkpoint.has_integers and not simulate
         self._linears = Linears(self.constants, round_inputs=simulate)
+        self.padded: dict[str, int] = {}  # constant of a padded layer -> its rows that mean something
         self.linears: dict[str, tuple[Node, Node]] = {}  # layer -> its input, and its output with the bias
 
     def embed(self, token_ids: Node) -> Node:
@@ -108,9 +113,29 @@ class Weights:
 
     def linear(self, x: Node, name: str) -> Node:
         """[..., in] -> [..., out]: the linear layer `name`, its bias included."""
+        layer = self._checkpoint.linear(name)
+        self._read |= self._parts(layer, name)
+        (output,) = self._split(x, layer, [layer.shape[0]])
+        self.linears[name] = (x, output)
+        return output
+
+    def router(self, x: Node, name: str) -> Node:
+        """As `linear`, in the form from which OpenVINO recognizes experts."""
         product = self._apply(x, name, name)
         self.linears[name] = (x, product)
         return product
+
+    def joined(self, x: Node, block: str, names: Sequence[str], joined: str) -> list[Node]:
+        """[..., in] -> [..., out] of each linear layer of `names`, by one product `joined` if they can be joined."""
+        layers = {block + name: self._checkpoint.linear(block + name) for name in names}
+        whole = join([*layers.values()], block + joined, round_inputs=self._simulate)
+        if whole is None:
+            return [self.linear(x, name) for name in layers]
+        outputs = self._split(x, whole, [layer.shape[0] for layer in layers.values()])
+        for (name, layer), output in zip(layers.items(), outputs, strict=True):
+            self._read |= self._parts(layer, name)
+            self.linears[name] = (x, output)
+        return outputs
 
     def heads(self, x: Node) -> list[Node]:
         """[..., hidden] -> [..., vocab]: the output projection, or the embedding where they are tied.
@@ -147,8 +172,24 @@ class Weights:
     def _apply(self, x: Node, name: str, stored: str) -> Node:
         layer = self._checkpoint.linear(name)
         self._read |= self._parts(layer, stored)
-        product = self._linears.product(x, layer, f"{stored}.weight")
-        return product if layer.bias is None else ops.add(product, widen(self._plain(f"{name}.bias")))
+        return self._product(x, replace(layer, name=stored))
+
+    def _product(self, x: Node, layer: LinearLayer) -> Node:
+        product = self._linears.product(x, layer, f"{layer.name}.weight")
+        if layer.bias is None:
+            return product
+        return ops.add(product, widen(self.constants.add(layer.bias, f"{layer.name}.bias")))
+
+    def _split(self, x: Node, layer: LinearLayer, sizes: Sequence[int]) -> list[Node]:
+        """Outputs of a layer in parts of these sizes; what it is padded with is left."""
+        longer, name = padded(layer), f"{layer.name}.weight"
+        product = self._product(x, longer)
+        if longer.shape == layer.shape and len(sizes) == 1:
+            return [product]
+        if longer.shape != layer.shape:
+            held = (name, f"{name}_scale", f"{name}_shape", f"{layer.name}.bias")
+            self.padded |= dict.fromkeys(held, layer.shape[0])
+        return parts(product, sizes)
 
     @staticmethod
     def _parts(layer: LinearLayer, stored: str) -> set[str]:
@@ -187,7 +228,8 @@ class Linears:
                 return self._fp8(x, layer, name)
             case Format.INT8_SQ | Format.INT8_ROW:
                 weight = widen(self._constants.add(layer.weight, name))
-                return _matmul(self._input(x, layer), ops.multiply(weight, f32(layer.scales())))
+                scaled = ops.multiply(weight, named(f32(layer.scales()), f"{name}_scale"))
+                return _matmul(self._input(x, layer), scaled)
             case Format.W4A8_AWQ if self._round:
                 return self._fp8(x, _as_fp8(layer), name)
             case _:
@@ -199,7 +241,8 @@ class Linears:
             scale = scale * np.float32(_input_scale(layer))
         # Exact. OpenVINO would fold e4m3 matrices to f32 on load, and keep those beside what its kernel packs.
         weight = self._constants.add(layer.weight.astype(ml_dtypes.bfloat16), name)
-        return ops.multiply(_matmul(self._input(x, layer), widen(weight)), f32(scale))
+        product = _matmul(self._input(x, layer), widen(weight))
+        return ops.multiply(product, named(f32(scale), f"{name}_scale"))
 
     def _grouped(self, layer: LinearLayer, name: str) -> Node:
         codes, scales = layer.codes(), layer.scales()
@@ -215,8 +258,8 @@ class Linears:
             constant = self._constants.add_int4(codes, size, name)
         else:
             constant = self._constants.add(codes.reshape(rows, -1, size), name)
-        weight = ops.multiply(widen(constant), f32(scales[:, :, None]))
-        return ops.reshape(weight, i64(layer.shape), special_zero=False)
+        weight = ops.multiply(widen(constant), named(f32(scales[:, :, None]), f"{name}_scale"))
+        return ops.reshape(weight, named(i64(layer.shape), f"{name}_shape"), special_zero=False)
 
     def _input(self, x: Node, layer: LinearLayer) -> Node:
         """x, scaled and rounded as the layer wants it: for e4m3 with an `input_scale` the codes, without that."""

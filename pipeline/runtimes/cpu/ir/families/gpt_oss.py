@@ -35,6 +35,6 @@ class GptOss(Decoder):
             gated = ops.multiply(scaled, ops.swish(ops.minimum(gate, f32(LIMIT)), f32(ALPHA)))
             return ops.add(ops.matmul(gated, lower, False, True), lower_bias)
 
-        logits = ops.reshape(self.weights.linear(x, name + "router"), i64([-1, count]), special_zero=False)
+        logits = ops.reshape(self.weights.router(x, name + "router"), i64([-1, count]), special_zero=False)
         shares, chosen = route(logits, self.arch.experts_per_token, renormalize=True)
         return routed(x, count, shares, chosen, each)

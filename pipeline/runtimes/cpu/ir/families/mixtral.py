@@ -31,7 +31,7 @@ class Mixtral(Decoder):
             )
             return ops.matmul(gated, down, False, True)
 
-        logits = ops.reshape(self.weights.linear(x, name + "gate"), i64([-1, count]), special_zero=False)
+        logits = ops.reshape(self.weights.router(x, name + "gate"), i64([-1, count]), special_zero=False)
         shares, chosen = route(logits, self.arch.experts_per_token, renormalize=self.arch.renormalize)
         return routed(x, count, shares, chosen, each)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import openvino.opset15 as ops
 
-from pipeline.runtimes.cpu.ir.decoder import Decoder, parts
-from pipeline.runtimes.cpu.ir.nodes import Node
+from pipeline.runtimes.cpu.ir.decoder import Decoder
+from pipeline.runtimes.cpu.ir.nodes import Node, parts
 
 
 class Phi3(Decoder):
