@@ -87,7 +87,7 @@ class Workshop:
 
     def __init__(self, folder: Path, environments: Path) -> None:
         self.folder, self.environments = folder, environments
-        self.checkpoint = folder / "checkpoint"
+        self.checkpoint, self.store = folder / "checkpoint", folder / "store"
         self._models: dict[str, Path] = {}
 
     def python(self, kind: str) -> Path:
@@ -102,6 +102,21 @@ class Workshop:
             make(self.checkpoint)
             self._models[way] = self._engine(form) if kind == "ours" else self._gguf(form)
         return self._models[way]
+
+    def recipe(self, form: str) -> Path:
+        """Write the recipe of a form, whose package belongs into `store`."""
+        make(self.checkpoint)
+        plain = form in ("f32", "bf16")
+        recipe = self.folder / f"{form}.yaml"
+        text = RECIPE.format(
+            name=f"random-llama-{form.replace('_', '-')}",
+            model=self.checkpoint.resolve(),
+            format="none" if plain else form,
+            calibration="" if plain else CALIBRATION,
+            precision="f32" if form == "f32" else "auto",
+        )
+        recipe.write_text(text, encoding="utf-8")
+        return recipe
 
     def _gguf(self, form: str) -> Path:
         files = self.folder / "gguf"
@@ -119,18 +134,9 @@ class Workshop:
         from pipeline.stages import Builder
         from pipeline.store import Store
 
-        plain = form in ("f32", "bf16")
-        recipe = self.folder / f"{form}.yaml"
-        text = RECIPE.format(
-            name=f"random-llama-{form.replace('_', '-')}",
-            model=self.checkpoint.resolve(),
-            format="none" if plain else form,
-            calibration="" if plain else CALIBRATION,
-            precision="f32" if form == "f32" else "auto",
-        )
-        recipe.write_text(text, encoding="utf-8")
-        store = Store.at(self.folder / "store")
-        step = Builder(prepare(load_recipe(recipe), store), store, Silent()).run("build.target")
+        store = Store.at(self.store)
+        recipe = load_recipe(self.recipe(form))
+        step = Builder(prepare(recipe, store), store, Silent()).run("build.target")
         store.close()
         return step.path
 

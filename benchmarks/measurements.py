@@ -160,6 +160,12 @@ MEASUREMENTS = {
         "what Triton and its entry models take from the cpu engine, at 1, 8 and 16 streams",
         2,
     ),
+    "served-191m": Measurement(
+        "python benchmarks/served.py --weights int4_awq --rounds 1 --tokens 48 --json",
+        "--rounds 1 --tokens 16 --streams 1 2",
+        "the same for a model of 191 million weights, whose steps take longer than what hands their tokens out",
+        5,
+    ),
     "cpu_peers": Measurement(
         "python benchmarks/cpu_peers.py --json",
         "--rounds 1 --only ours:bf16",

@@ -1,6 +1,7 @@
 """Cost of serving: the engine alone, beside the same package through the entry models of Triton.
 
     python benchmarks/served.py [--recipe tiny-cpu] [--rounds 3] [--tokens 96] [--prompt 64] [--json]
+    python benchmarks/served.py --weights int4_awq       the Llama of benchmarks/cpu_peers.py, 191 million weights
 
 At 1, 8 and 16 streams, each of which asks again when its answer has ended, greedy, for answers of one length. The
 engine alone runs in this process, with the settings of the package, and hands its tokens to a counter. Through Triton,
@@ -27,8 +28,9 @@ import psutil
 from tokenizers import Tokenizer
 
 from benchmarks.closed_loop import closed_loop
-from benchmarks.common import in_turns, markdown, serving
+from benchmarks.common import ENVIRONMENTS, in_turns, markdown, serving
 from benchmarks.cpu_engine import Stream
+from benchmarks.cpu_peers import WAYS, Workshop
 from pipeline.bench.targets import TritonTarget
 from pipeline.bench.workload import ScriptedConversation, Turn, Words
 from pipeline.recipe import load_recipe
@@ -38,6 +40,7 @@ from pipeline.store import Store
 from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import REPOSITORY, TARGET_MODEL, Deployment
 
+FORMS = tuple(way.removeprefix("ours:") for ways in WAYS.values() for way in ways if way.startswith("ours:"))
 STREAMS, ALONE, ENTRIES = (1, 8, 16), "engine alone", ("tensorrt_llm_bls", "ensemble")
 ANSWERS = 4  # of each stream that count, in one round
 TIMEOUT_S = 120.0
@@ -115,12 +118,14 @@ def processor_s(pids: tuple[int, ...]) -> float:
 
 def run(chosen: argparse.Namespace) -> dict[str, Any]:
     """Serve the recipe, and measure all ways."""
-    rows, recipe = [], load_recipe(chosen.recipe)
+    source, store = chosen.recipe, Store.at(None)
+    if chosen.weights:
+        workshop = Workshop(ENVIRONMENTS / "cpu_peers", ENVIRONMENTS)
+        source, store = str(workshop.recipe(chosen.weights)), Store.at(workshop.store)
+    rows, recipe = [], load_recipe(source)
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(
-            (chosen.recipe, "--build", "--no-gateway"), recipe.name, Store.at(None), Path(folder)
-        ) as deployment,
+        serving((source, "--build", "--no-gateway"), recipe.name, store, Path(folder)) as deployment,
     ):
         record, package = deployment.record, deployment.record.deployment.parent
         tokenizer = Tokenizer.from_file(
@@ -174,6 +179,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--recipe", default="tiny-cpu")
+    parser.add_argument(
+        "--weights", choices=FORMS, help="form of the Llama of benchmarks/cpu_peers.py, in place of a recipe"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96, help="of each answer")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")

@@ -69,6 +69,11 @@ class TokenSender:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._waiting: dict[str, dict[int, list[int]]] = {}  # by socket, by number
 
+    @property
+    def waits(self) -> bool:
+        """Whether tokens wait to be sent."""
+        return bool(self._waiting)
+
     def put(self, target: TokenTarget, tokens: Sequence[int]) -> None:
         """Add tokens to the next message."""
         self._waiting.setdefault(target.socket, {}).setdefault(target.number, []).extend(tokens)

@@ -345,11 +345,9 @@ class _Run:
         finally:
             self.records.flying -= 1
         stats, ended_s = reply.stats, self.now_s()
-        sent_s = asked_s
-        if reply.first_at is not None and stats.ttft_ms is not None:
-            # Work of this process before sending, such as rendering a template, is no waiting in a closed loop. In an
-            # open one it is: everything from `due_s` is counted.
-            sent_s = reply.first_at - self._start - stats.ttft_ms / 1e3
+        # Work of this process before sending, such as rendering a template, is no waiting in a closed loop. In an open
+        # one it is: everything from `due_s` is counted.
+        sent_s = asked_s if reply.sent_at is None else reply.sent_at - self._start
         if reply.outcome == "complete":
             self._typical_chunks = stats.chunks
         kept.append(

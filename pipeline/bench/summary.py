@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -239,7 +240,10 @@ class _Chunks:
         for record in records:
             if record.first_s is None:
                 continue
-            later_s = record.first_s + np.cumsum(record.itl_ms, dtype=np.float64) / 1e3
+            # Sums of rounded gaps may lie behind the end of the answer, and so of the load.
+            later_s = np.minimum(
+                record.first_s + np.cumsum(record.itl_ms, dtype=np.float64) / 1e3, record.ended_s
+            )
             count = len(later_s) + 1
             at_s += [np.array([record.first_s]), later_s]
             tokens.append(np.full(count, (record.stats.output_tokens or count) / count))
@@ -248,10 +252,10 @@ class _Chunks:
         return cls(*map(np.concatenate, (at_s, tokens, gap_at_s, gap_ms)))
 
     def tokens_between(self, low_s: float, high_s: float) -> float:
-        return float(self.tokens[(low_s <= self.at_s) & (self.at_s < high_s)].sum())
+        return float(self.tokens[(low_s < self.at_s) & (self.at_s <= high_s)].sum())
 
     def gaps_between(self, low_s: float, high_s: float) -> Values:
-        return self.gap_ms[(low_s <= self.gap_at_s) & (self.gap_at_s < high_s)]
+        return self.gap_ms[(low_s < self.gap_at_s) & (self.gap_at_s <= high_s)]
 
 
 def _timeline(
@@ -266,10 +270,10 @@ def _timeline(
         for values in zip(*((request.first_s, request.ttft_ms) for request in begun), strict=True)
     )
     width = records.ended_s / _WINDOWS
+    edges = np.linspace(0, records.ended_s, _WINDOWS + 1).tolist()
     windows = []
-    for number in range(_WINDOWS):
-        low, high = number * width, (number + 1) * width
-        ttft = ttft_ms[(low <= first_s) & (first_s < high)]
+    for low, high in pairwise(edges):
+        ttft = ttft_ms[(low < first_s) & (first_s <= high)]
         itl = chunks.gaps_between(low, high)
         windows.append(
             TimeWindow(
@@ -281,7 +285,7 @@ def _timeline(
                 output_tokens_per_s=rounded(chunks.tokens_between(low, high) / width),
                 good_per_s=None
                 if good_ends is None
-                else rounded(sum(low <= at_s < high for at_s in good_ends) / width),
+                else rounded(sum(low < at_s <= high for at_s in good_ends) / width),
                 itl_counts={int(number): int(count) for number, count in _filled(binned(itl))},
             )
         )

@@ -65,14 +65,14 @@ class BenchReply:
     Attributes:
         outcome: `left` where the client left as planned; `refused` where the server turned the request away.
         stats: Times, by `time.perf_counter`, and counts; so far, if the answer was not completed.
-        first_at: Time of the first chunk, by `time.perf_counter`; None if none came.
+        sent_at: Time when it was sent, by `time.perf_counter`; None if nothing came.
     """
 
     outcome: Outcome
     stats: Stats = field(default_factory=Stats)
     text: str = ""
     error: str = ""
-    first_at: float | None = None
+    sent_at: float | None = None
 
 
 class Target(Protocol):
@@ -113,13 +113,12 @@ class TritonTarget:
 
     async def ask(self, question: BenchRequest) -> BenchReply:
         stream = self._client.stream(question.prompt, **question.sampling)
-        chunks, first_at = 0, None
+        chunks = 0
         outcome: Outcome = "complete"
         reason = ""
         try:
             async with stream:
                 async for _ in stream:
-                    first_at = first_at or time.perf_counter()
                     chunks += 1
                     if question.leaves_after is not None and chunks >= question.leaves_after:
                         outcome = "left"
@@ -127,10 +126,10 @@ class TritonTarget:
         except ClientError as error:
             outcome = "refused" if isinstance(error, Refused | Busy) else "failed"
             reason = str(error)[:_REASON_CHARACTERS]
-            if first_at is None:
+            if not chunks:
                 # It may not even have been sent, and then has no figures.
                 return BenchReply(outcome, error=reason)
-        return BenchReply(outcome, stream.stats, stream.text, reason, first_at)
+        return BenchReply(outcome, stream.stats, stream.text, reason, stream.sent_at)
 
     async def check(self, question: BenchRequest) -> None:
         """Do nothing: entering the context asked the server for its model already."""
@@ -285,8 +284,7 @@ class _Events:
 
     def reply(self, outcome: Outcome, error: str = "") -> BenchReply:
         """Make the reply from what has come so far."""
-        first_at = self.times[0] if self.times else None
-        return BenchReply(outcome, self._stats(), "".join(self.parts), error[:_REASON_CHARACTERS], first_at)
+        return BenchReply(outcome, self._stats(), "".join(self.parts), error[:_REASON_CHARACTERS], self.sent)
 
     def _stats(self) -> Stats:
         times, ended = self.times, time.perf_counter()

@@ -240,6 +240,11 @@ class StreamBase:
         if self._client.prompt_limit is not None:
             self._client.prompt_limit.check(self._content)
 
+    @property
+    def sent_at(self) -> float | None:
+        """Time when the request was first sent, by `time.perf_counter`; None before."""
+        return self._first_sent or None
+
     def _start_attempt(self) -> None:
         """Choose a server and start the call, with a fresh state."""
         self._client._check_open()

@@ -130,7 +130,7 @@ def test_what_the_generator_is_late_by_counts_as_waiting() -> None:
             first_at = time.perf_counter()
             ttft_ms = (first_at - sent) * 1e3
             return BenchReply(
-                "complete", Stats(ttft_ms=ttft_ms, total_ms=ttft_ms, chunks=1), "x", first_at=first_at
+                "complete", Stats(ttft_ms=ttft_ms, total_ms=ttft_ms, chunks=1), "x", sent_at=sent
             )
 
     records = measure(Stalling(), Load("trace", 1.0), every(0.05, 8), Period(None, None))
@@ -163,6 +163,9 @@ def test_as_many_requests_are_sent_as_were_asked_for(load: Load) -> None:
     assert records.in_flight <= (3 if load.value == 3 else 20)
     level = figures(records, Slo(ttft_p95_ms=1e6, itl_p95_ms=1e6))
     assert level.requests == {"complete": 20, "left": 0, "refused": 0, "failed": 0, "abandoned": 0}
+    for request in records.counted:
+        assert request.first_s is not None
+        assert request.first_s + request.itl_ms.sum() / 1e3 <= request.ended_s + 1e-6
     # From the first to the last end: all tokens, in all the time.
     assert level.seconds == pytest.approx(max(request.ended_s for request in records.counted), abs=1e-3)
     assert level.output_tokens_per_s * level.seconds == pytest.approx(20 * 3, rel=0.01)

@@ -187,6 +187,7 @@ class TestTokenizer:
             tokenizer.END_OF_TURN,
         )
 
+    @pytest.mark.slow
     def test_the_seed_gives_the_checked_in_bytes(self, tmp_path: Path) -> None:
         from tiny import make
 

@@ -181,7 +181,7 @@ class RequestManager:
             if self._outbox.empty():
                 self._send_tokens()
             try:
-                made = self._outbox.get(timeout=_IDLE_S if self._open else None)
+                made = self._outbox.get(timeout=_IDLE_S if self._has_waiting() else None)
             except Empty:
                 self._flush()
                 continue
@@ -190,6 +190,13 @@ class RequestManager:
             pause_s = (self._streams() - 1) / _MAX_RESPONSES_PER_S
             for responder, row, output in made:
                 self._pass_on(responder, row, output, pause_s)
+
+    def _has_waiting(self) -> bool:
+        """Whether tokens wait for a later response, or for room in a socket.
+
+        Without any, looking after them would only take the processor from the engine.
+        """
+        return self._tokens.waits or any(responder.waits for responder in self._responders())
 
     def _flush(self) -> None:
         for responder in self._responders():

@@ -62,6 +62,11 @@ class Responder:
         """Socket that tokens go to which are not the last; None: there is none."""
         return None if self._way is None else self._way[1].socket
 
+    @property
+    def waits(self) -> bool:
+        """Whether `flush` would send something."""
+        return self._options.streaming and any(self._kept)
+
     def is_done(self) -> bool:
         """Whether nothing more will be sent."""
         return self._open_rows == 0

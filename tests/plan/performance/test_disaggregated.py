@@ -174,14 +174,14 @@ def test_the_what_if_meets_the_slo_with_servers_of_their_own_split() -> None:
         best = seen.rate.aggregated
         assert best is not None
         assert row["aggregated"]["tensor_parallel"] == best.split.tensor  # type: ignore[index,call-overload]
-        own = replace(spec, models=(need(split=best.split),), concurrency=best.slots)
-        same = forecast(own, "pytorch", work, slo, requests_per_s=rate)
-        assert same is not None
-        assert same.rate is not None
-        assert same.rate.replicas == best.servers
-        assert same.rate.aggregated == best
         assert best.gpus <= (seen.rate.replicas or math.inf) * seen.gpus
     assert found[0] < found[1]
+    own = replace(spec, models=(need(split=best.split),), concurrency=best.slots)
+    same = forecast(own, "pytorch", work, slo, requests_per_s=rate)
+    assert same is not None
+    assert same.rate is not None
+    assert same.rate.replicas == best.servers
+    assert same.rate.aggregated == best
     for track, impossible in (("tensorrt", slo), ("pytorch", Slo(itl_p95_ms=0.1))):
         other = forecast(spec, track, work, impossible, requests_per_s=5)  # type: ignore[arg-type]
         assert other is not None
