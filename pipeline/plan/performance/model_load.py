@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+import numpy as np
+
 from pipeline.contracts.gpus import Arithmetic, GpuRates, gpu
 from pipeline.models.blocks import Cache, WeightTensor
 from pipeline.plan.memory.spec import ModelSpec
@@ -47,10 +49,8 @@ _ARITHMETIC: dict[str, Arithmetic] = {
 }
 _ACTIVATION_BYTES = 2
 # Points of a standard normal distribution, and their weights (Gauss and Hermite, of degree 7).
-_NORMAL = (
-    (-3.75044, 0.000548), (-2.366759, 0.030757), (-1.154405, 0.240123), (0.0, 0.457143), (1.154405, 0.240123),
-    (2.366759, 0.030757), (3.75044, 0.000548),
-)  # fmt: skip
+_points, _weights = np.polynomial.hermite_e.hermegauss(7)
+_NORMAL = tuple(zip(_points.tolist(), (_weights / _weights.sum()).tolist(), strict=True))
 _FUSING = (100, 120)  # compute capabilities of TensorRT-LLM's own kernels for experts; others take CUTLASS's
 
 
@@ -190,7 +190,9 @@ def _scaled_products(matrices: Sequence[WeightTensor]) -> int:
     """Count the products of linear layers; those of the same input (queries, keys and values) are one."""
     linear = [tensor for tensor in matrices if tensor.quantizable]
     # What is split by columns takes what the others have computed.
-    return len({(tensor.name.rpartition(".")[0], tensor.columns, tensor.split == "columns") for tensor in linear})
+    return len(
+        {(tensor.name.rpartition(".")[0], tensor.columns, tensor.split == "columns") for tensor in linear}
+    )
 
 
 def _exchanges(

@@ -18,7 +18,7 @@ from pipeline.plan.performance import EngineSpeed
 from pipeline.plan.performance.calibration import engine_options
 from pipeline.plan.performance.constants import efficiency
 from pipeline.plan.performance.roofline import EngineStep
-from pipeline.recipe import load_recipe, packaged
+from pipeline.recipe import load_recipe
 
 LATENT, DENSE = "deepseek-ai/DeepSeek-R1-0528", "meta-llama/Llama-3.3-70B-Instruct"
 STEPS = (EngineStep(1, 1000), EngineStep(64, 1000), EngineStep(prompt=8192, longest=8192))
@@ -155,7 +155,7 @@ def test_kernels_are_those_that_upstream_takes(
 
 
 def test_a_recipe_says_which_kernels_and_which_release() -> None:
-    recipe = load_recipe(packaged("gpt-oss-120b"))
+    recipe = load_recipe("gpt-oss-120b")
     spec = deployment_spec(recipe, offline_sizes(recipe))
     assert spec.models[0].expert_kernels == "TRTLLM"
     assert engine_options(recipe).pdl
