@@ -49,7 +49,7 @@ _ARITHMETIC: dict[str, Arithmetic] = {
 }
 _ACTIVATION_BYTES = 2
 # Points of a standard normal distribution, and their weights (Gauss and Hermite, of degree 7).
-_points, _weights = np.polynomial.hermite_e.hermegauss(7)
+_points, _weights = np.polynomial.hermite_e.hermegauss(7)  # type: ignore[no-untyped-call]
 _NORMAL = tuple(zip(_points.tolist(), (_weights / _weights.sum()).tolist(), strict=True))
 _FUSING = (100, 120)  # compute capabilities of TensorRT-LLM's own kernels for experts; others take CUTLASS's
 
