@@ -3,11 +3,14 @@
 import gc
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
+
+from tests.support.rewriting import rewrite_share
 
 # Models of tests are small: two threads of torch would wait for each other most of the time, busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,9 +36,11 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection() -> None:
+def pytest_collection(session: pytest.Session) -> None:
     """Modules that tests import live as long as the process: they are not looked through for garbage."""
     gc.disable()
+    if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and not sys.dont_write_bytecode:
+        rewrite_share(session.config, int(worker[2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 
 def pytest_collection_finish() -> None:
