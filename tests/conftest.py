@@ -46,11 +46,10 @@ def pytest_collection_finish() -> None:
 # What tests share that a process makes once, and the files that share it: each group stays in one process.
 TOGETHER = {
     "ModelOpt, transformers and torch": ("tests/stages/", "tests/runtimes/test_cpu_ir_"),
-    "a Triton server": ("tests/serving/",),
     "the checked-in pair as OpenVINO models": ("tests/runtimes/test_cpu_engine_",),
 }
 # They come first, and files that take long after them, so that no process is left alone with one at the end.
-LONG = (*sum(TOGETHER.values(), ()), "tests/e2e/", "tests/runtimes/")
+LONG = (*sum(TOGETHER.values(), ()), "tests/e2e/", "tests/serving/", "tests/runtimes/")
 
 
 class Scheduling(LoadFileScheduling):
@@ -63,7 +62,10 @@ class Scheduling(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # files with few tests may well be the long ones
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
