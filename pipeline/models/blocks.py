@@ -266,7 +266,9 @@ def feed_forward(
     for projection in projections[:-1]:
         weights += linear(kind, f"{name}.{projection}", inner, hidden, "rows", bias=bias)
     weights += linear(kind, f"{name}.{projections[-1]}", hidden, inner, "columns", bias=bias)
-    return Block(tuple(replace(weight, copies=copies) for weight in weights) if copies > 1 else tuple(weights))
+    return Block(
+        tuple(replace(weight, copies=copies) for weight in weights) if copies > 1 else tuple(weights)
+    )
 
 
 def experts(
