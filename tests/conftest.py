@@ -3,11 +3,14 @@
 import gc
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
+
+from tests.support.rewriting import rewrite_share
 
 # Models of tests are small: two threads of torch would wait for each other most of the time, busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,9 +36,11 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection() -> None:
+def pytest_collection(session: pytest.Session) -> None:
     """Modules that tests import live as long as the process: they are not looked through for garbage."""
     gc.disable()
+    if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and not sys.dont_write_bytecode:
+        rewrite_share(session.config, int(worker[2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 
 def pytest_collection_finish() -> None:
@@ -46,11 +51,10 @@ def pytest_collection_finish() -> None:
 # What tests share that a process makes once, and the files that share it: each group stays in one process.
 TOGETHER = {
     "ModelOpt, transformers and torch": ("tests/stages/", "tests/runtimes/test_cpu_ir_"),
-    "a Triton server": ("tests/serving/",),
     "the checked-in pair as OpenVINO models": ("tests/runtimes/test_cpu_engine_",),
 }
 # They come first, and files that take long after them, so that no process is left alone with one at the end.
-LONG = (*sum(TOGETHER.values(), ()), "tests/e2e/", "tests/runtimes/")
+LONG = (*sum(TOGETHER.values(), ()), "tests/e2e/", "tests/serving/", "tests/runtimes/")
 
 
 class Scheduling(LoadFileScheduling):
@@ -63,7 +67,10 @@ class Scheduling(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # files with few tests may well be the long ones
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

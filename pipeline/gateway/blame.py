@@ -2,7 +2,8 @@
 
 A lost server takes every request with it that was in flight there, and each of them may be the cause.
 
-- Request: one that was in flight at two losses, and was sent again between them, is quarantined.
+- Request: one that was in flight at two losses, and was sent again between them, is quarantined, unless it had outlived
+  its own turn when the second came in another's.
 - Tenant: after a loss the requests that were in flight are suspects. They go out again one tenant at a time, each
   tenant's until they have run for as long as before; lines of batches one by one, after all others. If the next loss
   comes while, of all tenants under suspicion, only one has requests in flight, that tenant is convicted. After two
@@ -71,17 +72,18 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt at a request, from `LossJudge.began` on.
+    """Attempt at a request, from `LossJudge.began` on.
 
     Attributes:
-        work: the request.
         began: when it was sent.
-        trial_until: end of its trial, until which no other tenant's suspects begin; None if it is no suspect.
+        trial_until: end of its trial, until which no other tenant's suspects begin; infinite if it is no suspect.
+        blamed: False once its server was lost in another's turn, after it had outlived its own.
     """
 
     work: Work
     began: float
-    trial_until: float | None = None
+    trial_until: float = inf
+    blamed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +117,21 @@ def tenant_hold(tenant: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Loss:
-    """A server that was lost, until it was well again and beyond.
+    """A server that was lost, at the time `at` at which it was noticed, until it was well again and beyond.
 
     Attributes:
-        at: time at which it was noticed.
         suspected: tenants that were under suspicion at that time -> since when.
         tenants: tenants that had requests in flight -> whether one was sent while the tenant was under suspicion.
         passed: whether a request that was in flight was answered when it was asked again.
         repeated: digests of requests that were in flight at another loss, too.
+        turn: `Work.party` whose turn it was; None if it was nobody's.
         over: whether the server is well again.
         settled: whether it was judged.
     """
 
     at: float
     suspected: dict[str, float]
+    turn: tuple[str, str] | None = None
     tenants: dict[str, bool] = field(default_factory=dict)
     passed: bool = False
     repeated: set[str] = field(default_factory=set)
@@ -184,9 +187,7 @@ class LossJudge:
         self._trials: list[Attempt] = []  # of the tenant whose turn it is
         self._convictions: dict[str, list[float]] = {}  # by tenant
         self._cooling: dict[str, float] = {}  # tenant -> until
-        self._held_elsewhere: dict[
-            str, float
-        ] = {}  # by other gateways: digest, or `tenant_hold` of a tenant -> until
+        self._held_elsewhere: dict[str, float] = {}  # digest, or `tenant_hold` of a tenant -> until
 
     def refusal(self, now: float, work: Work) -> Refusal | None:
         """Return why a request is not sent now; None if it may be."""
@@ -225,9 +226,9 @@ class LossJudge:
         attempt = Attempt(work, now)
         if (trial_s := self._trial_s(now, work)) is not None:
             attempt.trial_until = now + trial_s
-            turn = [trial.trial_until or now for trial in self._trials if trial.work.party == work.party]
+            turn = [trial.trial_until for trial in self._trials if trial.work.party == work.party]
+            # New requests do not make their tenant's turn longer.
             if turn and work.digest not in self._suspects:
-                # New requests do not make their tenant's turn longer.
                 attempt.trial_until = max(turn)
             self._trials.append(attempt)
         return attempt
@@ -243,10 +244,9 @@ class LossJudge:
             Whether it was a suspect.
         """
         self._end_trial(attempt, survived=True)
-        if (suspect := self._suspects.pop(attempt.work.digest, None)) is None:
-            return False
-        suspect.loss.passed = True
-        return True
+        if suspect := self._suspects.pop(attempt.work.digest, None):
+            suspect.loss.passed = True
+        return suspect is not None
 
     def lost(self, now: float, attempt: Attempt, server: str) -> Refusal | None:
         """Note that the server of an attempt was lost.
@@ -254,12 +254,11 @@ class LossJudge:
         Returns:
             The quarantine of the request, if one begins.
         """
-        self._end_turns(now)
-        self._end_trial(attempt, survived=False)
         loss, work, began = self._last.get(server), attempt.work, attempt.began
         if loss is None or (loss.over and began > loss.at):
             loss = self._open(now, server)
-        elif began > loss.at:
+        self._end_trial(attempt, survived=False)
+        if began > loss.at:
             # The server was lost before the request was sent.
             return None
         was_suspected = began > loss.suspected.get(work.tenant, inf)
@@ -270,13 +269,16 @@ class LossJudge:
         if suspect is None:
             suspect = _Suspect(loss, loss.at - began)
         elif began > suspect.loss.at:
-            suspect.loss.repeated.add(work.digest)
-            loss.repeated.add(work.digest)
-            suspect = _Suspect(loss, loss.at - began, suspect.losses + 1, suspect.alone)
+            attempt.blamed = attempt.trial_until > loss.at or loss.turn in (None, work.party)
+            if attempt.blamed:
+                suspect.losses += 1
+                suspect.loss.repeated.add(work.digest)
+                loss.repeated.add(work.digest)
+            suspect.loss, suspect.age_s = loss, loss.at - began
         self._suspects[work.digest] = suspect
         if len(self._suspects) > _MOST_SUSPECTS:
             self._suspects.popitem(last=False)
-        return self._quarantine(now, suspect)
+        return self._quarantine(now, suspect) if attempt.blamed else None
 
     def lost_elsewhere(self, now: float, digest: str, losses: int) -> Refusal | None:
         """Note how many losses several gateways together count of a request that is a suspect here.
@@ -325,8 +327,10 @@ class LossJudge:
         return begun
 
     def _open(self, now: float, server: str) -> _Loss:
+        self._end_turns(now)
         suspected = {tenant: since for tenant, (since, until) in self._suspected.items() if until > now}
-        loss = self._last[server] = _Loss(now, suspected)
+        turn = self._trials[0].work.party if self._trials else None
+        self._last[server] = loss = _Loss(now, suspected, turn)
         self._losses.append(loss)
         self.losses += 1
         return loss
@@ -355,7 +359,7 @@ class LossJudge:
 
     def _end_turns(self, now: float) -> None:
         for attempt in self._trials.copy():
-            if attempt.trial_until is not None and attempt.trial_until <= now:
+            if attempt.trial_until <= now:
                 self._end_trial(attempt, survived=True)
 
     def _end_trial(self, attempt: Attempt, *, survived: bool) -> None:
@@ -382,15 +386,13 @@ class LossJudge:
     def _forget(self, now: float, before: float) -> None:
         while self._losses and self._losses[0].at < before:
             self._losses.popleft()
-        for server in [server for server, loss in self._last.items() if loss.at < before]:
-            del self._last[server]
+        self._last = {server: loss for server, loss in self._last.items() if loss.at >= before}
         while self._suspects:
             digest, suspect = next(iter(self._suspects.items()))
             if max(suspect.loss.at, suspect.until) >= before:
                 break
             del self._suspects[digest]
-        for tenant in [tenant for tenant, (_, until) in self._suspected.items() if until <= now]:
-            del self._suspected[tenant]
+        self._suspected = {tenant: span for tenant, span in self._suspected.items() if span[1] > now}
         for tenant in list(self._convictions):
             recent = self._convictions[tenant] = [at for at in self._convictions[tenant] if at >= before]
             if not recent and self._cooling.get(tenant, -inf) <= now:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
+from math import inf
 from typing import Any
 
 from pipeline.client import ClientError, ConnectFailed, ServerLost
@@ -88,7 +89,7 @@ class LostServers:
             changed: is called when the turn of its tenant may be over, and others may begin.
         """
         judge, timer = self.judge, None
-        if attempt.trial_until is not None:
+        if attempt.trial_until < inf:
             left_s = attempt.trial_until - self._clock()
             timer = asyncio.get_running_loop().call_later(left_s, changed)
         try:
@@ -122,7 +123,7 @@ class LostServers:
         _log.warning("%s was lost with request %s in flight", url, work.request_id)
         now = self._clock()
         self._note_quarantine(work, self.judge.lost(now, attempt, url))
-        if self._shared is not None:
+        if self._shared is not None and attempt.blamed:
 
             def counted(losses: int) -> None:
                 refusal = self.judge.lost_elsewhere(self._clock(), work.digest, losses)

@@ -23,8 +23,9 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of this folder belongs to the tier, and has time to install a program on a slow machine."""
+    folder = str(Path(__file__).parent)
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(folder):
             item.add_marker(pytest.mark.clients)
             item.add_marker(pytest.mark.timeout(1800))
 

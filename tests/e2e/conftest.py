@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+
+from tests.support.http_clients import http
 
 Build = Callable[..., dict[str, Any]]
 
@@ -23,6 +28,38 @@ def pipeline(*arguments: str, store: Path, timeout_s: float = 240) -> subprocess
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
     )
+
+
+@contextmanager
+def started_gateway(recipe: str, store: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """`pipeline gateway`, which waits for the recipe's server: its URL, and its process."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli.main",
+        "gateway",
+        recipe,
+        "--port",
+        port,
+        "--wait-s",
+        "240",
+    ]
+    process = subprocess.Popen(command, env={**os.environ, "PIPELINE_STORE": str(store)})
+    try:
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def answers(url: str) -> bool:
+    """Whether a page is there, and says 200."""
+    try:
+        return http.get(url, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def launch(recipe: Path, store: Path, *, built: bool) -> dict[str, Any]:

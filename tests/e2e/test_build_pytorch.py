@@ -62,6 +62,7 @@ def test_the_artifacts(built: dict[str, Path]) -> None:
         assert facts["quantization"] == "none"
 
 
+@pytest.mark.servers
 def test_the_package_is_served(built: dict[str, Path], tmp_path: Path) -> None:
     deployment = Deployment.load(built["package"])
     assert deployment.requirements is not None

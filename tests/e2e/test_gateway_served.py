@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
-import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from math import exp
@@ -28,12 +24,13 @@ from pipeline.serving.launch import traces_endpoint
 from pipeline.serving.server import TritonServer, local_launcher
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import RunningServer
-from tests.e2e.conftest import Build
+from tests.e2e.conftest import Build, answers, started_gateway
 from tests.support import CHECKPOINTS
 from tests.support.otlp import Receiver, receiving
 from tests.support.waiting import wait_for
 
-COMMAND = [sys.executable, "-m", "pipeline.cli.main", "gateway"]
+pytestmark = pytest.mark.servers
+
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
 
 
@@ -70,33 +67,20 @@ def gateway(
     """URL and process of one that was started before the server that it waits for."""
     assert traces_endpoint() == f"{receiver.url}/v1/traces"
     package = Path(build(str(recipe))["artifact"])
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    process = subprocess.Popen(
-        [*COMMAND, str(recipe), "--port", str(port), "--wait-s", "240"],
-        env={**os.environ, "PIPELINE_STORE": str(store)},
-    )
     launcher = local_launcher(Deployment.load(package), package, traces_endpoint())
-    with TritonServer.of_package(package, launcher=launcher) as server:
+    with (
+        started_gateway(str(recipe), store) as (url, process),
+        TritonServer.of_package(package, launcher=launcher) as server,
+    ):
         record = RunningServer.of(server.record_fields, package)
         try:
             assert process.poll() is None
-            assert not answers(f"http://127.0.0.1:{port}/healthz")
+            assert not answers(f"{url}/healthz")
             record.write(store / "running", "cached")
-            wait_for(lambda: answers(f"http://127.0.0.1:{port}/readyz"), "readiness of the gateway", 120)
-            yield f"http://127.0.0.1:{port}", process
+            wait_for(lambda: answers(f"{url}/readyz"), "readiness of the gateway", 120)
+            yield url, process
         finally:
-            process.kill()
-            process.wait(10)
             record.remove(store / "running", "cached")
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def dry_run(recipe: Path, store: Path, *options: str) -> Result:

@@ -1,8 +1,12 @@
-"""Answers of a real Triton server: the engine's tokens, with speculation and without."""
+"""From a recipe to its answers: built, served by a real Triton, streamed to a client and through the gateway.
+
+What a default run holds of served deployments; everything else about them is of the tier of servers.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +18,10 @@ from pipeline.client import ChatTemplate, Client, Stats
 from pipeline.runtimes.cpu.engine import Engine, EngineRequest, EngineSettings, RequestOutput
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import Deployment
-from tests.e2e.conftest import Build
+from pipeline.triton.running import RunningServer
+from tests.e2e.conftest import Build, answers, started_gateway
+from tests.support.http_clients import openai_client
+from tests.support.waiting import wait_for
 
 MAX_TOKENS = 48
 
@@ -26,13 +33,16 @@ def package(build: Build) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(package: Path) -> Iterator[Client]:
-    with TritonServer.of_package(package) as server, connect(server, package) as client:
+def server(package: Path) -> Iterator[TritonServer]:
+    with TritonServer.of_package(package) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: TritonServer, package: Path) -> Iterator[Client]:
+    template = ChatTemplate.from_directory(tokenizer_of(package))
+    with Client(server.grpc_url, template=template) as client:
         yield client
-
-
-def connect(server: TritonServer, package: Path) -> Client:
-    return Client(server.grpc_url, template=ChatTemplate.from_directory(tokenizer_of(package)))
 
 
 def tokenizer_of(package: Path) -> Path:
@@ -106,6 +116,34 @@ def test_served_greedy_equals_the_engine_alone(client: Client, package: Path) ->
     assert sum(stats.accepted_tokens or 0 for _, stats in answers) / proposed > 0.6
 
 
+def test_openais_client_streams_through_the_gateway(
+    server: TritonServer, client: Client, package: Path, store: Path
+) -> None:
+    """The same text as without it; and the gateway ends when it is told to."""
+    (question,) = questions(1)
+    record = RunningServer.of(server.record_fields, package)
+    record.write(store / "running", "tiny-cpu")
+    try:
+        with started_gateway("tiny-cpu", store) as (url, process):
+            wait_for(lambda: answers(f"{url}/readyz"), "readiness of the gateway", 240)
+            with openai_client(url, timeout_s=60) as through:
+                stream = through.chat.completions.create(
+                    model="tiny-cpu",
+                    messages=[{"role": "user", "content": question}],
+                    max_tokens=MAX_TOKENS,
+                    temperature=0,
+                    stream=True,
+                )
+                chunks = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+            assert sum(map(bool, chunks)) > 1
+            assert "".join(chunks) == ask(client, question)[0]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) in (0, -signal.SIGTERM)
+    finally:
+        record.remove(store / "running", "tiny-cpu")
+
+
+@pytest.mark.servers
 def test_the_server_survives_clients_that_come_and_go(client: Client) -> None:
     """Eight at a time, some leave early; a server that asks Triton for clients who left must not crash.
 

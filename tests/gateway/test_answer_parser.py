@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +16,10 @@ from pipeline.client import ChatTemplate
 from pipeline.gateway.api.tools.dialects import AnswerFormat, ToolDialect, dialects, reasoning_of
 from pipeline.gateway.api.tools.parser import AnswerParser
 from pipeline.gateway.api.tools.parts import ArgumentsPart, CallPart, ReasoningPart, TextPart
+from pipeline.resources import parse_yaml
 from tests.support.answers import write_call
 
-CASES: Sequence[Mapping[str, Any]] = yaml.safe_load(
+CASES: Sequence[Mapping[str, Any]] = parse_yaml(
     (Path(__file__).parent / "data/answers.yaml").read_text("utf-8")
 )["cases"]
 BY_NAME = {dialect.name: dialect for dialect in dialects()}

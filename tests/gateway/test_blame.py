@@ -234,6 +234,27 @@ def test_suspects_go_out_one_tenant_at_a_time_and_new_requests_at_once() -> None
     judge.passed(first)
 
 
+@pytest.mark.parametrize("reports_first", ["innocent", "poison"])
+def test_a_request_that_outlived_its_turn_is_not_blamed_for_a_loss_in_anothers(reports_first: str) -> None:
+    judge = LossJudge()
+    long, poison = Work("long", "good"), Work("poison", "bad")
+    for attempt in [judge.began(0.0, long), judge.began(1.5, poison)]:
+        judge.lost(2.0, attempt, "server")
+    judge.server_well(3.0, "server")
+    again = judge.began(3.0, long)
+    assert judge.may_begin(6.0, poison), "three seconds are as long as before, and one more"
+    sent = {"innocent": again, "poison": judge.began(6.0, poison)}
+    refusals = {
+        name: judge.lost(7.0, sent[name], "server") for name in sorted(sent, key=reports_first.__ne__)
+    }
+    assert refusals["poison"] is not None
+    assert (refusals["innocent"], again.blamed) == (None, False)
+    # Where nobody else has a turn, the next loss is its own.
+    judge.server_well(8.0, "server")
+    again = judge.began(8.0, long)
+    assert judge.lost(30.0, again, "server") is not None
+
+
 def test_lines_of_batches_go_out_one_by_one() -> None:
     judge = LossJudge()
     lines = [Work(f"line{number}", "t", alone=True) for number in range(3)]
@@ -274,7 +295,13 @@ def test_memory_is_bounded_and_what_is_old_is_forgotten() -> None:
         judge.lost(now + 1, attempt, f"server{number % 1000}")
         judge.server_well(now + 2, f"server{number % 1000}")
         judge.settle(now + 2)
-    kept = (judge._losses, judge._last, judge._suspects, judge._suspected, judge._convictions)
-    assert max(map(len, kept)) <= 256
+
+    def kept() -> list[int]:
+        return [
+            len(of)
+            for of in (judge._losses, judge._last, judge._suspects, judge._suspected, judge._convictions)
+        ]
+
+    assert max(kept()) <= 256
     judge.settle(1e9)
-    assert not any(kept)
+    assert not any(kept())

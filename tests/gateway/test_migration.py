@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,9 +71,9 @@ class Told:
     events: list[dict[str, Any]] = field(default_factory=list)
 
 
-def ask(url: str, path: str, **fields: Any) -> Told:
+def ask(url: str, path: str, headers: Mapping[str, str] | None = None, **fields: Any) -> Told:
     body = {"model": "tiny", "temperature": 0, "stream": True, **BODIES[path], **fields}
-    answer = http.post(f"{url}{path}", json=body, timeout=60)
+    answer = http.post(f"{url}{path}", json=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
     told = Told()
     lines = (line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: "))
@@ -281,7 +281,7 @@ def test_a_prompt_that_is_too_long_with_its_answer_ends_the_stream(start: Start)
 def test_a_stream_that_is_lost_again_ends_and_is_quarantined(start: Start) -> None:
     running = start(Engine(lost_after=[2, 2]))
     told = ask(running.url, "/v1/completions")
-    assert (told.error, told.text) == ("upstream_lost", "one two three f")
+    assert (told.error, told.text) == ("request_quarantined", "one two three f")
     assert told.events[-1]["error"]["completion_tokens"] == 7
     body = {"model": "tiny", "temperature": 0, **BODIES["/v1/completions"], "stream_options": None}
     again = http.post(f"{running.url}/v1/completions", json=body, timeout=60)

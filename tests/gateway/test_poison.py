@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pipeline.gateway.blame import MAX_COOL_DOWN_S
 from pipeline.gateway.shared_redis import RedisBuckets
 from tests.gateway.conftest import Running, Start, keyed
 from tests.gateway.test_gateway_batches import create, lines, read, wait_until
+from tests.gateway.test_migration import Engine, ask
 from tests.support.http_clients import http
 from tests.support.scripted_model import Upstream
 from tests.support.servers import RedisServer, Unavailable
@@ -112,6 +114,30 @@ def test_a_stream_that_broke_off_counts_when_its_client_sends_it_again(start: St
         wait_for(lambda: running.served.readiness.fault is None, "a server that is well")
     assert codes == ["upstream_lost", "upstream_lost", "request_quarantined"]
     assert len(running.upstream.requests) == 2
+
+
+def test_a_stream_goes_on_after_both_losses_by_anothers_poison(start: Start) -> None:
+    """Its turn ends before it does, and then the poison has its own."""
+    answer = Engine([f"{number} " for number in range(40)], [1] * 40)
+
+    def script(received: Received) -> Reply:
+        if received.prompt != "poison":
+            return replace(answer(received), delay_s=0.1)
+        times = upstream.asked()["x"]
+        upstream.lose_all(but=received)
+        wait_for(lambda: upstream.asked()["x"] > times, "the stream, which has its turn first", 60)
+        return LOST
+
+    upstream = Mortal()
+    upstream.begin(script)
+    with upstream, ThreadPoolExecutor(1) as threads:
+        running = start(upstream=upstream, tenants=keyed("bad", "good"))
+        stream = threads.submit(ask, running.url, "/v1/completions", headers={"Authorization": "Bearer good"})
+        wait_for(lambda: len(upstream.requests) == 1, "the stream")
+        assert code(complete(running.url, "poison", "bad")) == "request_quarantined"
+        told = stream.result()
+    assert (told.error, told.text, told.tokens) == (None, "".join(answer.pieces), 40)
+    assert upstream.asked() == {"x": 3, "poison": 2}
 
 
 def test_another_tenants_requests_are_answered_whatever_was_in_flight_with_them(

@@ -14,6 +14,17 @@ from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.served import package_support_pair
 
+# Fixtures that start a Triton server, or a deployment of one: a test that uses one belongs to the tier of servers.
+SERVED = {"server", "whole", "llm", "supervised"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = str(Path(__file__).parent)
+    for item in items:
+        served = isinstance(item, pytest.Function) and not SERVED.isdisjoint(item.fixturenames)
+        if served and str(item.path).startswith(folder):
+            item.add_marker(pytest.mark.servers)
+
 
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -72,6 +72,7 @@ class Container:
         assert self.ready_file.exists(), self.command.said
 
 
+@pytest.mark.servers
 def test_ready_after_the_warm_up_and_gone_after_sigterm(cpu_package: Path, tmp_path: Path) -> None:
     container = Container(cpu_package, tmp_path)
     with container.command as command:
@@ -130,6 +131,7 @@ def test_a_server_that_dies_is_started_again_and_given_up_at_last(cpu_package: P
     wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")
 
 
+@pytest.mark.servers
 def test_sigterm_while_it_starts_is_not_waited_with(cpu_package: Path, tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(cpu_package, package)

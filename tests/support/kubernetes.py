@@ -21,12 +21,13 @@ from pipeline.deploy.containers import DeployedPackage
 from pipeline.deploy.targets import deployment_files
 from pipeline.documents import dump_yaml
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.resources import parse_yaml
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
-CRDS = yaml.safe_load((Path(__file__).resolve().parents[1] / "deploy" / "crds.yaml").read_text("utf-8"))
+CRDS = parse_yaml((Path(__file__).resolve().parents[1] / "deploy" / "crds.yaml").read_text("utf-8"))
 Object = dict[str, Any]
 
 

@@ -21,10 +21,9 @@ from functools import cache
 from importlib import import_module
 from importlib.resources import files
 
-import yaml
-
 from pipeline.cache.redaction.numbers import NationalIds, holds_card, holds_iban
 from pipeline.cache.redaction.phones import PHONE_REGIONS, PhoneNumbers
+from pipeline.resources import parse_yaml
 
 __all__ = ["KINDS", "PHONE_REGIONS", "Redaction"]
 
@@ -98,5 +97,5 @@ def _searching(pattern: re.Pattern[str]) -> Holds:
 @cache
 def _keys() -> re.Pattern[str]:
     text = (files(__package__) / "data" / "keys.yaml").read_text(encoding="utf-8")
-    forms = "|".join(f"(?:{row['form']})" for row in yaml.safe_load(text))
+    forms = "|".join(f"(?:{row['form']})" for row in parse_yaml(text))
     return re.compile(f"(?<![A-Za-z0-9])(?:{forms})", re.ASCII)

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import yaml
+from pipeline.resources import parse_yaml
 
 # Spaces, hyphens and digits as people and word processors write them; what is not seen goes.
 _ZEROS = (0x660, 0x6F0, 0x966, 0x9E6, 0xE50, 0xFF10)  # Arabic, Persian, Devanagari, Bengali, Thai, full width
@@ -201,7 +201,7 @@ def _national_ids() -> tuple[_NationalId, ...]:
             _form(row.get("named")),
             tuple(row.get("words", ())),
         )
-        for row in yaml.safe_load(text)
+        for row in parse_yaml(text)
     )
 
 

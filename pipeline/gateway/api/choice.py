@@ -1,8 +1,8 @@
 """Choices of a generation: each waits for a slot, is sent to the model, and is asked again when its server is lost.
 
 A choice of which nothing has gone out is asked again from its start. A stream that has begun goes on where its client
-is, once: another server, or the same server when it is back, gets the prompt and the tokens that had come (Dynamo
-calls it request migration). Where that is not possible it ends with the loss: an answer that is held to a form or has
+is: another server, or the same server when it is back, gets the prompt and the tokens that had come (Dynamo calls it
+request migration). Where that is not possible it ends with the loss: an answer that is held to a form or has
 log probabilities of its prompt, a model without the inputs for it, and a model that was replaced by another package.
 """
 
@@ -161,7 +161,7 @@ class _Choice:
         if self._attempts == _MAX_ATTEMPTS or losses >= MAX_LOSSES:
             raise error if self._loss is None or isinstance(error, ServerLost) else self._loss
         if self._begun and isinstance(error, ServerLost):
-            if self._loss is not None or error.partial is None:
+            if error.partial is None:
                 raise error
             self._loss, self._before = error, self._generation.stats[self._index]
             self._times.ended, self._paused_at = None, self._times.last_chunk

@@ -11,11 +11,11 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from pipeline.gateway.api.tools.schemas import MAX_LITERAL, read_object
 from pipeline.models.chat_template import ChatTemplate
+from pipeline.resources import parse_yaml
 
 MESSAGE = "<|message|>"  # ends the header of a message of a channel
 _KEYS = ("name", "type", "arguments", "parameters", "id", "function")
@@ -109,9 +109,7 @@ FORCED_LIST = FORCED.model_copy(update={"name": "forced-list", "bare": "["})
 
 @cache
 def _entries() -> tuple[Sequence[Reasoning], Sequence[ToolDialect]]:
-    read = yaml.safe_load(
-        (resources.files("pipeline.gateway.api.tools") / "dialects.yaml").read_text("utf-8")
-    )
+    read = parse_yaml((resources.files("pipeline.gateway.api.tools") / "dialects.yaml").read_text("utf-8"))
     return tuple(Reasoning(**fields) for fields in read["reasoning"].values()), tuple(
         ToolDialect(name=name, **fields) for name, fields in read["dialects"].items()
     )

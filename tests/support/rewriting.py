@@ -1,0 +1,26 @@
+"""Rewriting of assertions, half of what a first collection takes, shared by the processes of a run.
+
+Each process reads all tests, and would rewrite all of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from _pytest.assertion import rewrite
+
+
+def rewrite_share(config: pytest.Config, number: int, count: int) -> None:
+    """Rewrite every `count`-th file of tests of which pytest keeps nothing yet; it finds them when it imports them."""
+    with suppress(
+        AttributeError, TypeError
+    ):  # a release of pytest that does it otherwise does all of it itself
+        state = config.stash[rewrite.assertstate_key]
+        for source in sorted(Path(__file__).parents[1].rglob("test_*.py"))[number::count]:
+            kept = rewrite.get_cache_dir(source) / f"{source.stem}{rewrite.PYC_TAIL}"
+            if not kept.exists():
+                kept.parent.mkdir(exist_ok=True)
+                stat, code = rewrite._rewrite_test(source, config)
+                rewrite._write_pyc(state, code, stat, kept)
