@@ -76,8 +76,11 @@ class GpuRates:
 
     def link_gb_s(self, gpus: int) -> float:
         """Return the GB/s that one of `gpus` GPUs can send to its peers in the same machine, in one direction."""
-        joined = min(gpus, self.machine_gpus) <= self.nvlink_gpus
-        return self.nvlink_gb_s if joined else self.pcie_gb_s
+        return self.nvlink_gb_s if self.joined(gpus) else self.pcie_gb_s
+
+    def joined(self, gpus: int) -> bool:
+        """Tell whether NVLink joins those of `gpus` GPUs that are in the same machine."""
+        return min(gpus, self.machine_gpus) <= self.nvlink_gpus
 
     def peer_gb_s(self, gpus: int) -> float:
         """Return the GB/s that one of `gpus` GPUs can send to whichever other, in one direction."""

@@ -28,7 +28,7 @@ class Efficiency:
     arithmetic: float  # share of the tensor cores' peak, matrix products
     attention: float  # ... attention over long prompts
     link: float  # share of one direction of the link between GPUs
-    exchange_s: float  # an all-reduce, before its first byte
+    exchange_s: float  # an all-reduce, before its first byte; over PCIe, for each hop of it
     layer_s: float  # kernels of one layer that move next to nothing
     step_s: float  # of the host for a step: scheduling, launching, sampling
     hides_step: bool  # whether that runs beside the step before, so that only what is longer shows

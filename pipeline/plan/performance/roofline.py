@@ -171,6 +171,9 @@ def _exchange(tokens: float, load: ModelLoad, rates: GpuRates, efficiency: Effic
     machines, each = rates.machines(load.ranks), 1e9 * efficiency.link
     sent = load.exchange_bytes / rates.link_gb_s(load.ranks)
     begun = efficiency.gather_s if load.attention_ranks > 1 else efficiency.exchange_s
+    if load.attention_ranks == 1 and not rates.joined(load.ranks):
+        # Over NVLink a rank reads from all others at once; over PCIe it waits for its neighbour in a ring, twice round.
+        begun *= 2 * (min(load.ranks, rates.machine_gpus) - 1)
     if machines > 1:
         begun += efficiency.tree_s + efficiency.network_s * math.log2(machines)
         sent = larger(sent, load.network_bytes / rates.network_gb_s)

@@ -101,9 +101,10 @@ def test_a_prompt_in_pieces_takes_longer_and_holds_up_the_others_for_less_time()
 def test_sharing_layers_is_quicker_until_the_links_decide() -> None:
     linked = [engine(ways=ways, device="h100-sxm-80g").decode(8, 1000) for ways in (1, 2, 4, 8)]
     assert linked == sorted(linked, reverse=True)
-    # A small model over PCIe spends its time exchanging: eight GPUs gain it next to nothing.
-    small = [engine(SMALL, ways=ways, device="l40s-48g", form="none") for ways in (1, 8)]
-    assert small[1].decode(1, 100) > 0.9 * small[0].decode(1, 100)
+    # A small model over PCIe spends its time exchanging, the more, the more GPUs stand in the ring.
+    small = [engine(SMALL, ways=ways, device="l40s-48g", form="none") for ways in (1, 4, 8)]
+    assert small[2].decode(1, 100) > small[0].decode(1, 100)
+    assert small[2].decode(1, 100) > small[1].decode(1, 100)
 
 
 def test_without_acceptance_a_draft_only_costs() -> None:
