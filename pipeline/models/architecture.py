@@ -226,8 +226,13 @@ def _linears(blocks: tuple[Block, ...], *, fused: bool, stacked: bool) -> Iterat
         if fused:
             shapes = [*_fused(shapes)]
         for shape in shapes:
+            before, place, after = shape.name.partition(".experts.0.")
+            if not place:
+                yield from (shape for _ in range(copies.get(shape.name, 1)))
+                continue
             for index in range(copies.get(shape.name, 1)):
-                yield replace(shape, name=shape.name.replace(".experts.0.", f".experts.{index}."))
+                name = f"{before}.experts.{index}.{after}"
+                yield LinearShape(name, shape.rows, shape.columns, shape.bias, shape.router)
 
 
 def _fused(shapes: list[LinearShape]) -> Iterator[LinearShape]:

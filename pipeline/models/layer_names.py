@@ -46,7 +46,7 @@ class NamePatterns:
     def match(self, name: str) -> bool:
         """Whether a layer, or something that it lies in, is among them."""
         return (
-            any(part in self._names for part in _parts(name))
+            bool(self._names and not self._names.isdisjoint(_parts(name)))
             or (
                 self._wild is not None
                 and any(self._wild.match(candidate) for candidate in (name, f"model.{name}"))

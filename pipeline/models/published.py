@@ -96,17 +96,20 @@ class PublishedQuantization:
 
     def stored(self, weights: Iterable[WeightTensor]) -> tuple[WeightTensor, ...]:
         """Return the weights with their formats; experts that differ from each other come apart."""
-        return tuple(part for weight in weights for part in self._stored(weight))
+        if not self.rules:
+            return tuple(weights)
+        by_expert = any(pattern.expert_names for pattern in self._patterns())
+        return tuple(part for weight in weights for part in self._stored(weight, by_expert=by_expert))
 
     def unmatched(self, weights: Iterable[WeightTensor]) -> bool:
         """Whether there are rules by name, and no weight that any of them names."""
         named = [rule.named for rule in self.rules if rule.named is not None]
         return bool(named) and not any(pattern.match(weight.name) for pattern in named for weight in weights)
 
-    def _stored(self, weight: WeightTensor) -> Iterator[WeightTensor]:
-        if not self.rules or not (weight.quantizable or weight.kind == "lm_head"):
+    def _stored(self, weight: WeightTensor, *, by_expert: bool) -> Iterator[WeightTensor]:
+        if not (weight.quantizable or weight.kind == "lm_head"):
             yield weight
-        elif weight.is_expert and any(pattern.expert_names for pattern in self._patterns()):
+        elif weight.is_expert and by_expert:
             names = (
                 weight.name.replace(".experts.0.", f".experts.{index}.") for index in range(weight.copies)
             )
@@ -115,7 +118,7 @@ class PublishedQuantization:
                 yield replace(weight, stored=form.name, group=form.group, copies=count)
         else:
             form = self._format(weight.name, expert=weight.is_expert, head=weight.kind == "lm_head")
-            yield replace(weight, stored=form.name, group=form.group)
+            yield weight.published_in(form.name, form.group)
 
     def _patterns(self) -> Iterator[NamePatterns]:
         yield from (rule.named for rule in self.rules if rule.named is not None)

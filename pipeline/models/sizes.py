@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from pipeline.errors import Fault
@@ -111,9 +112,29 @@ def _unknown_class(config: Mapping[str, Any]) -> Fault:
     return Fault("is not known", key="architectures", value=names, fix=f"known are {', '.join(FAMILIES)}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Content of config.json and of the file beside it, equal to any other that reads the same."""
+
+    text: str
+    config: Mapping[str, Any] = field(compare=False)
+    beside: Mapping[str, Any] | None = field(compare=False)
+
+
 def _read(
     config: Mapping[str, Any], beside: Mapping[str, Any] | None
 ) -> tuple[ModelSizes | None, tuple[Fault, ...]]:
+    """Sizes, or the faults; a model of many layers takes a tenth of a second, and a plan asks for it many times."""
+    try:
+        text = repr((config, beside))
+    except RecursionError:  # lists in lists in lists
+        return _read_files.__wrapped__(_Files("", config, beside))
+    return _read_files(_Files(text, config, beside))
+
+
+@lru_cache(maxsize=32)
+def _read_files(files: _Files) -> tuple[ModelSizes | None, tuple[Fault, ...]]:
+    config, beside = files.config, files.beside
     name = class_of(config)
     family = FAMILIES.get(name)
     if family is None:

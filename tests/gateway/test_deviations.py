@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,13 @@ TOOLS = [{"type": "function", **FUNCTION}]
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "tiny"}}
 
 
+adapter_of = cache(TypeAdapter)
+
+
 def differences(kind: Any, value: Any) -> set[str]:
     """List the parts of a value that are not as its type says."""
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
     try:
-        found = adapter.validate_json(json.dumps(value), strict=True)
+        found = adapter_of(kind).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         name = getattr(kind, "__name__", value.get("type"))
         return {f"{name}.{_place(fault['loc'])}: {fault['type']}" for fault in error.errors()}

@@ -4,9 +4,9 @@ model whose next token can be computed by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from pipeline.runtimes.cpu.engine import (
     RequestMetrics,
     RequestOutput,
     Vocabulary,
+    paged_model,
 )
 from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.grammars import Grammars
 from pipeline.runtimes.cpu.engine.matcher import Matcher
-from pipeline.runtimes.cpu.engine.paged_model import PagedModel, StepFailed, TokenSlice
+from pipeline.runtimes.cpu.engine.paged_model import WEIGHTS_FILE, PagedModel, StepFailed, TokenSlice
 from tests.support import CHECKPOINTS
 
 VOCABULARY = Vocabulary(CHECKPOINTS / "support-target/tokenizer.json", end_id=2)
@@ -72,6 +73,39 @@ class Answer:
         return metrics
 
 
+class SharedModel(PagedModel):
+    """A model whose compilation is that of the last ones of the same files and settings, in this process.
+
+    Compiling is most of loading, and a compiled model holds nothing of a sequence: each engine has its own request and
+    cache. With adapters, or in bf16, constants are the model's own, and so is what is compiled.
+    """
+
+    def _compile(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        settings: EngineSettings,
+        longest: int,
+        *,
+        short: bool = False,
+    ) -> Any:
+        make = partial(super()._compile, folder, facts, settings, longest, short=short)
+        if self._stack or self.precision == "bf16":
+            return make()
+        place = (folder, (folder / WEIGHTS_FILE).stat().st_mtime_ns)
+        # A test may take the place of the function that parts the windows.
+        key = (*place, self.precision, self.rounds, self._cache_type, settings.threads, longest, short)
+        key += (paged_model.part_windows,)
+        if key not in _COMPILED:
+            if len(_COMPILED) >= 6:
+                del _COMPILED[next(iter(_COMPILED))]
+            _COMPILED[key] = make()
+        return _COMPILED[key]
+
+
+_COMPILED: dict[Any, Any] = {}
+
+
 def load(
     target: Path,
     draft: Path | None = None,
@@ -81,9 +115,9 @@ def load(
     **settings: Any,
 ) -> EngineCore:
     sizes = EngineSettings(**{"precision": "f32", **settings})
-    model = PagedModel(target, sizes, adapters)
+    model = SharedModel(target, sizes, adapters)
     grammars = Grammars(VOCABULARY, model.vocab_size) if guides else None
-    return EngineCore(model, PagedModel(draft, sizes) if draft else None, sizes, grammars)
+    return EngineCore(model, SharedModel(draft, sizes) if draft else None, sizes, grammars)
 
 
 def answer(core: EngineCore, *requests: EngineRequest) -> list[Answer]:

@@ -109,6 +109,19 @@ def tensor_bytes(tensor: WeightTensor, model: ModelSpec, *, vocabulary_multiple:
     return each * part.copies
 
 
+def alike(tensors: Iterable[WeightTensor]) -> Iterator[tuple[WeightTensor, int]]:
+    """Join tensors that differ in their names alone, as those of most layers do: the first, and how many they are."""
+    found: dict[tuple[object, ...], tuple[WeightTensor, int]] = {}
+    for tensor in tensors:
+        key = (
+            tensor.kind, tensor.rows, tensor.columns, tensor.split, tensor.quantizable, tensor.copies, tensor.heads,
+            tensor.stored, tensor.group,
+        )  # fmt: skip
+        first, count = found.get(key, (tensor, 0))
+        found[key] = first, count + 1
+    yield from found.values()
+
+
 def weight_lines(model: ModelSpec, stage: int) -> tuple[MemoryLine, ...]:
     """List the weights of a rank by kind of tensor, in bytes, without kinds that it has nothing of.
 
@@ -119,8 +132,8 @@ def weight_lines(model: ModelSpec, stage: int) -> tuple[MemoryLine, ...]:
     forms: dict[str, dict[str, None]] = {kind: {} for kind in KINDS}
     is_awq = model.format in ("int4_awq", "w4a8_awq")
     multiple = engine_memory.awq_vocabulary_multiple() if is_awq else 1
-    for tensor in _held(model, stage):
-        bytes_by_kind[tensor.kind] += tensor_bytes(tensor, model, vocabulary_multiple=multiple)
+    for tensor, count in alike(_held(model, stage)):
+        bytes_by_kind[tensor.kind] += count * tensor_bytes(tensor, model, vocabulary_multiple=multiple)
         forms[tensor.kind][served_format(tensor, model)] = None
     sources = engine_memory.sources("weights")
     lines = tuple(

@@ -17,6 +17,7 @@ from pipeline.contracts.gpus import Arithmetic, GpuRates, gpu
 from pipeline.models.blocks import Cache, WeightTensor
 from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import (
+    alike,
     cache_state_bytes,
     cache_token_bytes,
     rank_part,
@@ -163,8 +164,8 @@ def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
         stages=split.pipeline,
         ranks=split.tensor,
         attention_ranks=split.request_groups,
-        dense_bytes=sum(tensor_bytes(tensor, model) for tensor in (*dense, *heads)),
-        expert_bytes=sum(tensor_bytes(tensor, model) for tensor in experts),
+        dense_bytes=sum(count * tensor_bytes(tensor, model) for tensor, count in alike((*dense, *heads))),
+        expert_bytes=sum(count * tensor_bytes(tensor, model) for tensor, count in alike(experts)),
         experts=sizes.experts,
         expert_ways=split.expert,
         experts_per_token=sizes.experts_per_token,

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Self
 
 import numpy as np
@@ -58,11 +58,16 @@ class Workload:
 
     def lengths(self, count: int) -> list[tuple[int, int]]:
         """Draw prompts and answers, the same each time."""
-        rng = np.random.default_rng(_SEED)
-        means = np.array([self.prompt_tokens, self.output_tokens])
-        factors = rng.uniform(1 - self.spread, 1 + self.spread, (count, 2))
-        drawn = np.maximum(1, np.rint(means * factors)).astype(int)
-        return [(prompt, answer) for prompt, answer in drawn.tolist()]
+        return list(_lengths(self, count))
+
+
+@lru_cache(maxsize=64)
+def _lengths(work: Workload, count: int) -> tuple[tuple[int, int], ...]:
+    rng = np.random.default_rng(_SEED)
+    means = np.array([work.prompt_tokens, work.output_tokens])
+    factors = rng.uniform(1 - work.spread, 1 + work.spread, (count, 2))
+    drawn = np.maximum(1, np.rint(means * factors)).astype(int)
+    return tuple((prompt, answer) for prompt, answer in drawn.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,24 +235,30 @@ def _run(
     asked = [EngineRequest(*lengths[index], start) for index, start in enumerate(starts)]
     coming, waiting = deque(asked), deque[EngineRequest]()
     ended_s: dict[int, float] = {}
+    advance, plan, slots, admit_s = scheduler.advance, scheduler.plan, service.slots, service.admit_s
     due, free_s, now = math.inf, 0.0, 0.0
+    handed = max(coming[0].arrived_s, free_s) + admit_s if coming else math.inf
     while True:
-        # The front end hands requests over one by one, in the order in which they were asked.
-        handed = max(coming[0].arrived_s, free_s) + service.admit_s if coming else math.inf
-        now = min(handed, due)
+        now = handed if handed < due else due
         if now == math.inf:
             break
-        for request in scheduler.advance(now):
+        for request in advance(now):
             ended_s[id(request)] = now
             if len(asked) < len(lengths):
                 asked.append(EngineRequest(*lengths[len(asked)], now))
                 coming.append(asked[-1])
-        while coming and max(coming[0].arrived_s, free_s) + service.admit_s <= now:
-            free_s = max(coming[0].arrived_s, free_s) + service.admit_s
+        # The front end hands requests over one by one, in the order in which they were asked.
+        handed = math.inf
+        while coming:
+            arrived_s = coming[0].arrived_s
+            handed = (arrived_s if arrived_s > free_s else free_s) + admit_s
+            if handed > now:
+                break
+            free_s, handed = handed, math.inf
             waiting.append(coming.popleft())
-        while waiting and scheduler.in_flight < service.slots:
+        while waiting and scheduler.in_flight < slots:
             scheduler.give(waiting.popleft(), now)
-        due = scheduler.plan(now)
+        due = plan(now)
     rows = [
         (
             request.arrived_s,
@@ -274,12 +285,14 @@ class LoadTrace:
     Attributes:
         steps: Rows as `EngineScheduler.steps` has them, alike ones joined, each client counted.
         weights: Name of a figure ("ttft", "ttft_p95", "tpot", "seconds") -> how often its steps count.
+        idle_s: The same name -> seconds in which the engine had nothing to do, as while a request is handed over.
         request_s: Seconds before the engine has a request.
         bundle: Clients that each request of the simulation stands for.
     """
 
     steps: Values
     weights: dict[str, Values]
+    idle_s: dict[str, float]
     request_s: float
     bundle: int
 
@@ -303,12 +316,16 @@ class LoadTrace:
             "tpot": _spans(first, ended, several / max((several > 0).sum(), 1), len(ends)),
             "seconds": np.ones(len(ends)),
         }
-        return cls(*_joined(run, weights), run.request_s, run.bundle)
+        idle = run.steps[:, 0] * (run.steps[:, 1] <= 0)
+        idle_s = {name: float((idle * often).sum()) for name, often in weights.items()}
+        return cls(*_joined(run, weights), idle_s, run.request_s, run.bundle)
 
     def figures(self, times: StepTimes) -> dict[str, float]:
         """Recompute the figures, in seconds."""
         seconds = times.several(self.steps)
-        found = {name: float((seconds * often).sum()) for name, often in self.weights.items()}
+        found = {
+            name: float((seconds * often).sum()) + self.idle_s[name] for name, often in self.weights.items()
+        }
         waits = {name: found[name] + self.request_s for name in ("ttft", "ttft_p95")}
         return found | waits
 

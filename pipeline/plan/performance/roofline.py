@@ -69,16 +69,14 @@ def step_time(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Ef
     kernels = stages * (kernels * (1 + constants.eager * prompts) + load.latent_layers * latent_s)
     read_s, pair_s = attention_rates(load, rates, constants)
     pairs = rank.prompt * (rank.prompt_before + rank.prompt / 2)
-    time = StepTime(
-        matrices=stages * _matrices(rank, stage.tokens, load, rates, constants),
-        attention=stages * (rank.sequences * rank.tokens_each * rank.context * read_s + pairs * pair_s),
-        activations=stages * _beside(rank, load, rates, constants, bandwidth),
-        exchange=stages * _exchange(stage.tokens, load, rates, constants),
-        overhead=kernels,
-    )
+    matrices = stages * _matrices(rank, stage.tokens, load, rates, constants)
+    attention = stages * (rank.sequences * rank.tokens_each * rank.context * read_s + pairs * pair_s)
+    activations = stages * _beside(rank, load, rates, constants, bandwidth)
+    exchange = stages * _exchange(stage.tokens, load, rates, constants)
     host = host_time(step, load, constants)
-    shown = larger(host - time.total, 0.0) if constants.hides_step else host
-    return replace(time, overhead=kernels + shown)
+    device = matrices + attention + activations + exchange + kernels
+    shown = larger(host - device, 0.0) if constants.hides_step else host
+    return StepTime(matrices, attention, activations, exchange, kernels + shown)
 
 
 def host_time(step: EngineStep, load: ModelLoad, efficiency: Efficiency) -> float:

@@ -78,6 +78,7 @@ class EngineScheduler(Generic[R]):
         self.steps: list[tuple[float, ...]] | None = [] if record else None
         self._blocks, self._block_tokens = service.blocks, service.block_tokens
         self._progress = service.times.progress
+        self._rank_tokens = service.step_tokens // service.ranks
         # Requests that wait for pages.
         self._waiting: deque[R] = deque()
         # By rank: requests that wait for their prompts to be computed, with tokens left and tokens done; how many have
@@ -123,16 +124,17 @@ class EngineScheduler(Generic[R]):
         Returns:
             Requests whose answers have ended by then; they are out of it already.
         """
-        sequences = self._sequences
-        steps = (now - self._at) * self._steps_per_s
-        if self.steps is not None and now > self._at and self._mixed_until == math.inf:
-            context = self._context + steps * self._progress * len(sequences) / 2
-            self.steps.append((now - self._at, steps, len(sequences), context, 0, 0.0, 0.0, 0, 0))
+        sequences, seconds = self._sequences, now - self._at
+        steps = seconds * self._steps_per_s
+        tokens = steps * self._progress * len(sequences)
+        if self.steps is not None and seconds > 0 and self._mixed_until == math.inf:
+            self.steps.append((seconds, steps, len(sequences), self._context + tokens / 2, 0, 0.0, 0.0, 0, 0))
         self._step += steps
-        self._context += steps * self._progress * len(sequences)
+        self._context += tokens
         self._at = now
         ended: list[R] = []
-        while sequences and sequences[0][0] <= self._step + _NEARLY:
+        over = self._step + _NEARLY
+        while sequences and sequences[0][0] <= over:
             ended.append(self._finish(heappop(sequences)[2], generated=True))
         if now >= self._mixed_until:
             self._mixed_until = math.inf
@@ -153,9 +155,11 @@ class EngineScheduler(Generic[R]):
         Returns:
             Time of the next event: `due_s`.
         """
+        # Comparisons in place of `min` and `max`: this runs at each event, some ten thousand times in a forecast.
         sequences, ahead = len(self._sequences), 0.0
         if sequences:
-            ahead = min(max(0.0, self._sequences[0][0] - self._step), _MOST_STEPS)
+            ahead = self._sequences[0][0] - self._step
+            ahead = 0.0 if ahead < 0.0 else _MOST_STEPS if ahead > _MOST_STEPS else ahead
         if self._mixed_until == math.inf:
             waiting = any(self._prompts)
             held = self._held_steps() if waiting else 0.0
@@ -167,14 +171,18 @@ class EngineScheduler(Generic[R]):
                 self._steps_per_s = 1 / self.service.times.decode(sequences, halfway)
             else:
                 self._steps_per_s = 0.0
-        self.due_s = min(self._mixed_until, now + ahead / self._steps_per_s if sequences else math.inf)
-        return self.due_s
+        due = self._mixed_until
+        if sequences:
+            ends = now + ahead / self._steps_per_s
+            due = ends if ends < due else due
+        self.due_s = due
+        return due
 
     def _held_steps(self) -> float:
         """Steps for which prompts still wait: until they are scheduled, or for those of other ranks."""
-        balance = self.service.balance
-        earliest = min(queue[0][0].earliest for queue in self._prompts if queue)
-        held = earliest - self._step if self._sequences else 0.0
+        balance, held = self.service.balance, 0.0
+        if self._sequences:
+            held = min([queue[0][0].earliest for queue in self._prompts if queue]) - self._step
         if held > _NEARLY or balance is None or not all(self._generating):
             return max(0.0, held)
         if not all(self._prompts):
@@ -224,10 +232,11 @@ class EngineScheduler(Generic[R]):
                 return
             self._waiting.popleft()
             # The last token of a prompt is computed in any case.
-            request.cached = max(0, min(self.reused(request), request.prompt - 1))
+            reused = self.reused(request)
+            request.cached = max(0, min(reused, request.prompt - 1)) if reused else 0
             request.blocks = needed
             self.used_blocks += needed
-            request.rank = self._active.index(min(self._active))
+            request.rank = self._active.index(min(self._active)) if len(self._active) > 1 else 0
             self._active[request.rank] += 1
             self.admitted()
             if request.prompt and not request.received:
@@ -243,11 +252,15 @@ class EngineScheduler(Generic[R]):
         times, sequences = self.service.times, len(self._sequences)
         tokens, read, pairs, begun, longest = 0, 0.0, 0.0, False, 0
         for rank, queue in enumerate(self._prompts):
-            taken = self._take_pieces(queue, self._generating[rank] * times.width, is_first=not tokens)
-            for request, piece, done in taken:
-                tokens, read, pairs = tokens + piece, read + done, pairs + piece * (done + piece / 2)
+            if not queue:
+                continue
+            own = 0
+            used = self._generating[rank] * times.width
+            for request, piece, done in self._take_pieces(queue, used, is_first=not tokens):
+                own, read, pairs = own + piece, read + done, pairs + piece * (done + piece / 2)
                 begun = begun or done == request.cached
-            longest = max(longest, sum(piece for _, piece, _ in taken))
+            tokens += own
+            longest = own if own > longest else longest
         seconds = times.mixed(sequences, self._context, tokens, read, pairs, longest)
         if begun:
             seconds += times.prompt_s
@@ -276,25 +289,23 @@ class EngineScheduler(Generic[R]):
         Returns:
             Requests with the tokens of their pieces, and the tokens before these.
         """
-        room, chunked = max(1, self.service.step_tokens // self.service.ranks - used), self.service.chunked
+        room, chunked = max(1, self._rank_tokens - used), self.service.chunked
+        over = self._step + _NEARLY
         taken: list[tuple[R, int, int]] = []
-        partly: list[tuple[R, int, int]] = []
         while queue and room > 0:
             request, left, done = queue[0]
-            is_due = request.earliest <= self._step + _NEARLY
-            if not is_due and (taken or self._sequences or not is_first):
+            if request.earliest > over and (taken or self._sequences or not is_first):
                 break
-            if not chunked and taken and left > room:
+            if left > room and not chunked and taken:
                 break
-            piece = min(left, room) if chunked else left
+            piece = room if chunked and left > room else left
             room -= piece
             taken.append((request, piece, done))
-            queue.popleft()
             if piece < left:
-                partly.append((request, left - piece, done + piece))
+                queue[0] = request, left - piece, done + piece
             else:
+                queue.popleft()
                 self._mixed_done.append(request)
-        queue.extendleft(reversed(partly))
         return taken
 
     def _generate(self, request: R, tokens: float) -> None:
@@ -318,5 +329,6 @@ class EngineScheduler(Generic[R]):
         self._active[request.rank] -= 1
         self.used_blocks -= request.blocks
         self.keep(request)
-        self._admit(self._at)
+        if self._waiting:
+            self._admit(self._at)
         return request

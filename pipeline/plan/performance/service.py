@@ -7,6 +7,7 @@ charged to input tokens, the rest to output tokens; charged to output tokens alo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -152,13 +153,15 @@ class Service:
 
     def most_requests_per_s(self, work: Workload, slo: Slo) -> tuple[float, LoadPoint] | None:
         """Find the highest rate of random arrivals within an SLO, to two percent; None: not even a trickle is."""
+        if is_out_of_reach(self.served, work, slo):
+            return None
         high = self.served.requests_per_s(work.prompt_tokens, work.output_tokens)
         return highest_rate(lambda rate: self.at_rate(rate, work), high, slo)
 
 
-@lru_cache(
-    maxsize=1024
-)  # a plan asks for the same loads with and without a recipe's limits, and so do plans of it
+# A plan asks for the same loads with and without a recipe's limits, and so do plans of it; a comparison of a few dozen
+# deployments asks for two thousand, and another one, with other prices, for the same.
+@lru_cache(maxsize=8192)
 def _load_at(service: Service, batch: int, work: Workload) -> LoadPoint:
     run = closed_loop(service.served, batch, work, service.waves)
     return replace(load_point(run, run.prompt_share(service.engine.times)), batch=batch)
@@ -170,8 +173,28 @@ def load_point(run: QueueRun, prompt_share: float) -> LoadPoint:
     return LoadPoint(batch, run.ttft, run.settled_ttft, run.itl, run.tokens_per_s, prompt_share)
 
 
+def is_out_of_reach(served: ServedEngine, work: Workload, slo: Slo) -> bool:
+    """Whether the quickest step, of one sequence with nothing behind it, takes longer than an SLO lets it."""
+    if slo.itl_p95_ms is None or work.output_tokens * (1 - work.spread) < 2:
+        return False
+    quickest_ms = 1e3 * served.times.decode(1, 0.0) / served.progress
+    return quickest_ms > _CLOSE * slo.itl_p95_ms
+
+
 def highest_rate(look: Callable[[float], LoadPoint], high: float, slo: Slo) -> tuple[float, LoadPoint] | None:
     """Find the highest rate below `high` within an SLO, to two percent, and its load; None: not even a trickle is."""
+    ((best, _),) = deque(rates_within(look, high, slo), maxlen=1)
+    return best
+
+
+def rates_within(
+    look: Callable[[float], LoadPoint], high: float, slo: Slo
+) -> Iterator[tuple[tuple[float, LoadPoint] | None, float]]:
+    """Halve the rates in which the highest one within an SLO lies, until they are within two percent of each other.
+
+    Yields:
+        The highest rate so far that is within it, with its load, and the lowest that is not.
+    """
     low, best = 0.0, None
     for _ in range(8):
         rate = (low + high) / 2
@@ -180,9 +203,9 @@ def highest_rate(look: Callable[[float], LoadPoint], high: float, slo: Slo) -> t
             low, best = rate, (rate, load)
         else:
             high = rate
+        yield best, high
         if best is not None and high / low < _CLOSE:
-            break
-    return best
+            return
 
 
 MOST_REQUESTS = 4096  # at a time, that runtimes take

@@ -21,8 +21,9 @@ from pipeline.plan.performance.service import (
     MOST_REQUESTS,
     DeploymentModel,
     LoadPoint,
-    highest_rate,
+    is_out_of_reach,
     load_point,
+    rates_within,
 )
 from pipeline.plan.performance.step_times import StepTimes
 from pipeline.recipe import Slo
@@ -98,14 +99,17 @@ def plan_split(
         engines = DisaggregatedEngines(_INSTANT, 1, server.served, 1)
         return load_point(open_arrivals(engines, rate, work), 0.0)
 
+    able = [server for server in servers if not is_out_of_reach(server.served, work, slo)]
+    generation = _fewest(able, generations, slo.model_copy(update={"ttft_p95_ms": None}), requests_per_s)
+    if generation is None:
+        return None
     context = _fewest(
         (replace(server, most=_prompts_per_s(server, work)) for server in servers),
         contexts,
         slo,
         requests_per_s,
     )
-    generation = _fewest(servers, generations, slo.model_copy(update={"ttft_p95_ms": None}), requests_per_s)
-    if context is None or generation is None:
+    if context is None:
         return None
     return _together(context, generation, work, slo, requests_per_s)
 
@@ -126,7 +130,9 @@ def plan_aggregated(
     def alone(server: _Server, rate: float) -> LoadPoint:
         return load_point(open_arrivals(server.served, rate, work), 0.0)
 
-    found = _fewest(_servers(make, spec, work, acceptance), alone, slo, requests_per_s)
+    servers = _servers(make, spec, work, acceptance)
+    able = (server for server in servers if not is_out_of_reach(server.served, work, slo))
+    found = _fewest(able, alone, slo, requests_per_s)
     return None if found is None else _group(*found)
 
 
@@ -187,16 +193,29 @@ def _fewest(
     """Find the server of which the fewest GPUs take a rate within an SLO, and how many of it do."""
     best: tuple[_Server, int] | None = None
     for server in sorted(servers, key=lambda server: server.gpus / server.most):
-        least = math.ceil(requests_per_s / server.most) * server.gpus
-        if best is not None and least >= best[0].gpus * best[1]:
-            continue
-        found = highest_rate(partial(look, server), server.most, slo)
-        if found is None:
-            continue
-        count = math.ceil(requests_per_s / found[0])
-        if best is None or count * server.gpus < best[0].gpus * best[1]:
+        most = math.inf if best is None else (best[0].gpus * best[1] - 1) // server.gpus
+        count = _count(partial(look, server), server.most, slo, requests_per_s, most)
+        if count is not None:
             best = server, count
     return best
+
+
+def _count(
+    look: Callable[[float], LoadPoint], high: float, slo: Slo, requests_per_s: float, most: float
+) -> int | None:
+    """Count the servers that take a rate within an SLO; None: there is no count of at most `most` that does.
+
+    It ends when the rate of one server is known as well as the count needs it, most often after two or three loads.
+    """
+    count = None
+    if math.ceil(requests_per_s / high) > most:
+        return None
+    for found, above in rates_within(look, high, slo):
+        least = math.ceil(requests_per_s / above)
+        count = None if found is None else math.ceil(requests_per_s / found[0])
+        if least > most or count == least:
+            break
+    return count if count is not None and count <= most else None
 
 
 def _together(

@@ -48,6 +48,8 @@ class StepTimes:
         self._work, self._host = work, host
         # (sequences, tokens of prompts, of the busiest rank's) -> seconds of the device and of the host.
         self._known: dict[tuple[int, int, int], tuple[float, float]] = {}
+        # Sequences -> the same of a step without prompts.
+        self._bare: dict[int, tuple[float, float]] = {}
         self._read_s, self._pair_s = read_s, pair_s
         self._hides_host, self._ranks, self._bundle = hides_host, ranks, bundle
         self.prompt_s, self.progress, self.width = prompt_s, progress, width
@@ -79,7 +81,12 @@ class StepTimes:
 
     def decode(self, sequences: int, context: float) -> float:
         """Seconds of a step that only generates; `context` is the tokens that all of them together have behind them."""
-        return self.mixed(sequences, context, 0, 0.0, 0.0, 0)
+        found = self._bare.get(sequences)
+        if found is None:
+            found = self._bare[sequences] = self._work(sequences, 0, 0), self._host(sequences)
+        base, host_s = found
+        device_s = base + self._read_s * context
+        return max(device_s, host_s) if self._hides_host else device_s + host_s
 
     def mixed(
         self, sequences: int, context: float, tokens: int, read: float, pairs: float, longest: int
@@ -99,6 +106,8 @@ class StepTimes:
         if found is None:
             found = self._known[key] = self._work(*key), self._host(sequences)
         base, host_s = found
-        share = max(1 / self._ranks, longest / max(tokens * self._bundle, 1))
+        share = 1.0
+        if self._ranks > 1:
+            share = max(1 / self._ranks, longest / max(tokens * self._bundle, 1))
         device_s = base + self._read_s * (context + read) + self._pair_s * pairs * share
         return max(device_s, host_s) if self._hides_host else device_s + host_s
