@@ -27,7 +27,7 @@ from pipeline.stages.calibrate import model
 from pipeline.stages.calibrate.calibration import calibrate
 from pipeline.stages.calibrate.measurement import check_scales
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from tests.support.calibrated import Calibrations, facts, quantization
+from tests.support.calibrated import Calibrations, facts, quantization, short_answers
 from tests.support.models import make_checkpoint
 
 AGAIN = """
@@ -36,11 +36,12 @@ from pathlib import Path
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate.calibration import calibrate
-from tests.support.calibrated import quantization
+from tests.support.calibrated import quantization, short_answers
 source, dataset, form, into = sys.argv[1:]
 Path(into).mkdir()
-calibrate(Path(source), Path(dataset), quantization(form), exports=[Parallelism(1), Parallelism(2)], into=Path(into),
-          progress=Silent(), device="cpu")
+with short_answers():
+    calibrate(Path(source), Path(dataset), quantization(form), exports=[Parallelism(1), Parallelism(2)],
+              into=Path(into), progress=Silent(), device="cpu")
 """
 
 
@@ -76,7 +77,8 @@ def run(calibrations: Calibrations, into: Path, form: str, **changed: Any) -> di
         "progress": Silent(),
         "device": "cpu",
     }
-    return calibrate(**(arguments | changed))
+    with short_answers():
+        return calibrate(**(arguments | changed))
 
 
 @pytest.mark.slow
