@@ -17,7 +17,7 @@ from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.stages.calibrate import auto
 from pipeline.stages.calibrate.calibration import calibrate, measure_sensitivity
 from pipeline.stages.evaluate.decoder import Decoder
-from tests.support.calibrated import Calibrations, facts, short_answers
+from tests.support.calibrated import Calibrations, facts
 from tests.support.decoding import Stateful
 
 FORMATS = ("int4_awq", "w4a16_nvfp4", "fp8")
@@ -97,17 +97,16 @@ def test_a_budget_measures_nothing_and_its_choice_is_in_the_files(
         raise AssertionError("a batch went through the model again")
 
     monkeypatch.setattr(auto._Forward, "__call__", forbidden)
-    with short_answers():
-        calibrate(
-            calibrations.source(),
-            calibrations.dataset(),
-            budget(bits, kv_cache),
-            exports=(),
-            into=tmp_path,
-            progress=Silent(),
-            device="cpu",
-            sensitivity_dir=measured,
-        )
+    calibrate(
+        calibrations.source(),
+        calibrations.dataset(),
+        budget(bits, kv_cache),
+        exports=(),
+        into=tmp_path,
+        progress=Silent(),
+        device="cpu",
+        sensitivity_dir=measured,
+    )
     chosen = facts(tmp_path)["auto"]
     assert bits - 1.5 < chosen["effective_bits"] <= bits
     assert not (tmp_path / auto.STATE).exists()
@@ -166,8 +165,7 @@ def test_models_of_joined_projections_and_experts_are_mixed(
         0 == group["scores"]["none"] < group["scores"]["fp8"] < group["scores"]["w4a16_nvfp4"]
         for group in found["groups"]
     )
-    with short_answers():
-        calibrate(source, dataset, wanted, exports=(), into=tmp_path, sensitivity_dir=measured, **given)
+    calibrate(source, dataset, wanted, exports=(), into=tmp_path, sensitivity_dir=measured, **given)
     chosen = facts(tmp_path)["auto"]
     assert bits - 1.5 < chosen["effective_bits"] <= bits
     assert len(chosen["formats"]) > 1

@@ -24,7 +24,7 @@ from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.torch_device import torch_threads_for
-from tests.support.calibrated import Calibrations, facts, quantization, short_answers
+from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import CLASSES
 
 FORMATS = ("fp8", "int4_awq", "w4a8_awq", "int8_sq")
@@ -268,16 +268,15 @@ def test_one_export_does_not_change_the_next(calibrations: Calibrations, tmp_pat
 def _calibrate(
     calibrations: Calibrations, form: str, size: Parallelism, into: Path, kv_cache: str = "auto"
 ) -> None:
-    with short_answers():
-        calibrate(
-            calibrations.source(),
-            calibrations.dataset(),
-            quantization(form, kv_cache),
-            exports=[size],
-            into=into,
-            progress=Silent(),
-            device="cpu",
-        )
+    calibrate(
+        calibrations.source(),
+        calibrations.dataset(),
+        quantization(form, kv_cache),
+        exports=[size],
+        into=into,
+        progress=Silent(),
+        device="cpu",
+    )
 
 
 def test_pipeline_stages_hold_the_layers_of_the_whole(calibrations: Calibrations, tmp_path: Path) -> None:

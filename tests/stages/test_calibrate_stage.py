@@ -27,7 +27,7 @@ from pipeline.stages.calibrate import model
 from pipeline.stages.calibrate.calibration import calibrate
 from pipeline.stages.calibrate.measurement import check_scales
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from tests.support.calibrated import Calibrations, facts, quantization, short_answers
+from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import make_checkpoint
 
 AGAIN = """
@@ -36,10 +36,10 @@ from pathlib import Path
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate.calibration import calibrate
-from tests.support.calibrated import quantization, short_answers
+from tests.support.calibrated import answers_of, quantization
 source, dataset, form, into = sys.argv[1:]
 Path(into).mkdir()
-with short_answers():
+with answers_of(4):
     calibrate(Path(source), Path(dataset), quantization(form), exports=[Parallelism(1), Parallelism(2)],
               into=Path(into), progress=Silent(), device="cpu")
 """
@@ -77,8 +77,7 @@ def run(calibrations: Calibrations, into: Path, form: str, **changed: Any) -> di
         "progress": Silent(),
         "device": "cpu",
     }
-    with short_answers():
-        return calibrate(**(arguments | changed))
+    return calibrate(**(arguments | changed))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ SIZES: dict[str, int] = {
     "intermediate": 256,
 }
 TRAINED = resources.folder("recipes") / "checkpoints/support-target"
-ANSWERING = (TRAINED, "int4_awq")  # whose whole answer a test reads
 SAMPLES = {"samples": 12, "max_tokens": 48, "seed": 3, "heldout_samples": 6}
 
 
@@ -68,9 +67,10 @@ class Calibrations:
         """The target of the recipes, calibrated on a few samples (`trained_dataset`): hf/ and trtllm-tp2/."""
         key = ("trained", form, kv_cache)
         if key not in self._made:
-            self._made[key] = self._calibrate(
-                TRAINED, self.trained_dataset(), form, kv_cache, (Parallelism(2),)
-            )
+            with answers_of(64):
+                self._made[key] = self._calibrate(
+                    TRAINED, self.trained_dataset(), form, kv_cache, (Parallelism(2),)
+                )
         return self._made[key]
 
     def trained_dataset(self) -> Path:
@@ -102,26 +102,23 @@ class Calibrations:
     ) -> Path:
         folder = self.root / f"calibrated{len(self._made)}"
         folder.mkdir()
-        with nullcontext() if (source, form) == ANSWERING else short_answers():
-            calibrate(
-                source,
-                dataset,
-                quantization(form, kv_cache),
-                exports=exports,
-                into=folder,
-                progress=Silent(),
-                device="cpu",
-            )
+        calibrate(
+            source,
+            dataset,
+            quantization(form, kv_cache),
+            exports=exports,
+            into=folder,
+            progress=Silent(),
+            device="cpu",
+        )
         return folder
 
 
 @contextmanager
-def short_answers() -> Iterator[None]:
-    """Let what is calibrated show a few tokens of an answer, of which nobody reads more."""
-    from pipeline.stages.calibrate import model
-
+def answers_of(tokens: int) -> Iterator[None]:
+    """Calibrated models answer with so many tokens at most: 64 of random weights say nothing, and take long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "_MOST_TOKENS", 4)
+        patch.setattr("pipeline.stages.calibrate.model._MOST_TOKENS", tokens)
         yield
 
 

@@ -3,13 +3,17 @@
 Measurements of one set-up (model, GPU, format, split, lengths) are off together. So set-ups are what is exchangeable,
 and each counts once, however many measurements it has: hierarchical conformal prediction (Lee, Barber, Willett, 2023).
 
-    reach    how far a tenth of the errors lie below 0, and above, of the class and of its kin: classes of the same
-             quantity and structure. A class of K set-ups weighs K, its kin `KIN`
-    score    an error over the reach of the other set-ups; those of the kin over the reach of theirs
-    bracket  the reach times the quantile of the scores that holds a set-up not seen as often as `COVERAGE`: of
-             K + KIN + 1 set-ups, because the score of the one not seen may be as large as can be
+Each end is a bound of its own, beyond which a tenth shall lie: of K set-ups in order, i of K + 1 lie below the one at
+place i, on average, and between two places on a straight line. So a class of `ENOUGH` set-ups, which are as many as put
+one beyond each end, takes nothing from others: what its brackets hold does not hang on other classes being like it.
+With fewer, nothing of its own tells where an end is: errors of the kin, classes of the same quantity and structure,
+make up for the set-ups that lack.
 
-`coverage` judges: a set-up is held against a bracket that neither it nor its score has had a part in.
+    reach    how far a tenth of the errors lie below 0, and above. A class of K set-ups weighs K, its kin `KIN`
+    score    an error of the kin over the reach of the other set-ups of its class; times the reach of the class that
+             borrows, it stands among the errors of that
+
+`coverage` judges: a set-up is held against a bracket that it has had no part in.
 """
 
 from __future__ import annotations
@@ -25,8 +29,11 @@ import numpy.typing as npt
 from pipeline.plan.performance.estimates import COVERAGE
 
 Values = npt.NDArray[np.float64]
+Reach = tuple[float, float]
 
-KIN = 6.0  # set-ups that the kin of a class count for
+KIN = 6.0  # set-ups that the kin of a class count for in its reach
+_TAIL = (1 - COVERAGE) / 2  # share of set-ups beyond each end
+ENOUGH = round(1 / _TAIL) - 1  # set-ups of which one lies beyond each end
 _LEAST = 0.01  # logarithm; no bracket reaches less far
 _PARTS = 24  # set-ups are left out in so many parts, where there are more
 
@@ -77,20 +84,29 @@ class Kin:
 
     Attributes:
         reach: Geometric mean of how far their errors reach below 0, and above.
-        scores: Score of each of their set-ups, over the reach of its own class.
+        scores: Scores of their errors, with the sign of the error.
+        weights: Weight of each score; all of them have 1.
     """
 
-    reach: tuple[float, float]
+    reach: Reach
     scores: Values
+    weights: Values
 
     @classmethod
     def of(cls, classes: Sequence[ClassErrors]) -> Self | None:
         """Take classes together, each counted with the set-ups that it has; None: there are none."""
-        if not classes:
+        reach = _mean_reach(classes)
+        if reach is None:
             return None
-        reaches = np.log([_reach(errors, None) for errors in classes])
-        low, high = np.exp(np.average(reaches, axis=0, weights=[errors.set_ups for errors in classes]))
-        return cls((float(low), float(high)), np.concatenate([_set_up_scores(errors) for errors in classes]))
+        others = [[other for other in classes if other is not errors] for errors in classes]
+        scores = [_scores(errors, _mean_reach(rest)) for errors, rest in zip(classes, others, strict=True)]
+        weights = np.concatenate([errors.weights for errors in classes])
+        return cls(reach, np.concatenate(scores), weights / weights.sum())
+
+    def lent(self, own: ClassErrors) -> Values:
+        """Return the errors that they would have if they reached as far as those of a class."""
+        low, high = _reach(own, self.reach)
+        return np.where(self.scores < 0, self.scores * low, self.scores * high)
 
 
 def bracket(own: ClassErrors, kin: Kin | None) -> tuple[float, float]:
@@ -98,18 +114,22 @@ def bracket(own: ClassErrors, kin: Kin | None) -> tuple[float, float]:
 
     Args:
         own: Errors of the class, each from a fit without its set-up.
-        kin: Errors that it borrows.
+        kin: Errors that it borrows. With neither these nor enough of its own, its outermost error is an end.
 
     Returns:
         Factors of a forecast, below and above 1.
     """
-    values, weights = _scores(own, kin), own.weights
-    if kin is not None:
-        values = np.concatenate([values, kin.scores])
-        weights = np.concatenate([weights, np.full(len(kin.scores), KIN / len(kin.scores))])
-    wide = _quantile(values, weights, COVERAGE, unseen=1.0)
-    low, high = _reach(own, kin)
-    return math.exp(-wide * low), math.exp(wide * high)
+    values, weights = own.offs, own.weights
+    if kin is not None and own.set_ups < ENOUGH:
+        values = np.concatenate([values, kin.lent(own)])
+        weights = np.concatenate([weights, kin.weights * (ENOUGH - own.set_ups)])
+    ordered, counted = _in_order(values, weights)
+    below = (np.cumsum(counted) - counted / 2 + 0.5) / (counted.sum() + 1)  # each value, of set-ups not seen
+    # A bracket holds the forecast: where less than a tenth lies on one side of that, more lies beyond the other end.
+    left = min(float(np.interp(-_LEAST, ordered, below, left=0.0)), _TAIL)
+    right = min(1 - float(np.interp(_LEAST, ordered, below, right=1.0)), _TAIL)
+    low, high = np.interp([1 - right - COVERAGE, left + COVERAGE], below, ordered)
+    return math.exp(min(low, -_LEAST)), math.exp(max(high, _LEAST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,42 +165,41 @@ def coverage(own: ClassErrors, kin: Kin | None, judged: Values | None = None) ->
     return Coverage(float(shares.mean()), error)
 
 
-def _scores(own: ClassErrors, kin: Kin | None) -> Values:
-    """Divide each error by the reach of the other set-ups."""
-    scores = np.ones(len(own.offs))
-    if own.set_ups > 1:
-        for part in own.parts():
-            low, high = _reach(own.without(part), kin)
-            scores[part] = np.maximum(own.offs[part] / high, -own.offs[part] / low)
-    elif kin is not None:
-        scores = np.maximum(own.offs / kin.reach[1], -own.offs / kin.reach[0])
+def _scores(own: ClassErrors, near: Reach | None) -> Values:
+    """Divide each error by the reach of the other set-ups on its side; `near` is the reach of the kin."""
+    scores = np.zeros(len(own.offs))
+    for part in own.parts():
+        # A set-up that is alone has no others; without kin, it reaches as far as it does.
+        low, high = (near or _reach(own, None)) if part.all() else _reach(own.without(part), near)
+        scores[part] = own.offs[part] / np.where(own.offs[part] < 0, low, high)
     return scores
 
 
-def _set_up_scores(own: ClassErrors) -> Values:
-    """Return the median score of each set-up."""
-    scores = _scores(own, None)
-    return np.array([np.median(scores[own.places == place]) for place in np.unique(own.places)])
+def _mean_reach(classes: Sequence[ClassErrors]) -> Reach | None:
+    """Return the geometric mean of how far errors of classes reach, each counted with the set-ups that it has."""
+    if not classes:
+        return None
+    reaches = np.log([_reach(errors, None) for errors in classes])
+    low, high = np.exp(np.average(reaches, axis=0, weights=[errors.set_ups for errors in classes]))
+    return float(low), float(high)
 
 
-def _reach(own: ClassErrors, kin: Kin | None) -> tuple[float, float]:
+def _reach(own: ClassErrors, near: Reach | None) -> Reach:
     """Return how far errors reach below 0 and above: those of the class, drawn towards its kin."""
-    tail = (1 - COVERAGE) / 2
-    low = max(-_quantile(own.offs, own.weights, tail), _LEAST)
-    high = max(_quantile(own.offs, own.weights, 1 - tail), _LEAST)
-    if kin is None:
+    low = max(-_quantile(own.offs, own.weights, _TAIL), _LEAST)
+    high = max(_quantile(own.offs, own.weights, 1 - _TAIL), _LEAST)
+    if near is None:
         return low, high
     share = own.set_ups / (own.set_ups + KIN)
-    return low**share * kin.reach[0] ** (1 - share), high**share * kin.reach[1] ** (1 - share)
+    return low**share * near[0] ** (1 - share), high**share * near[1] ** (1 - share)
 
 
-def _quantile(values: Values, weights: Values, share: float, unseen: float = 0.0) -> float:
-    """Return a weighted quantile, on a straight line between values.
+def _quantile(values: Values, weights: Values, share: float) -> float:
+    """Return the value below which a share lies, on a straight line between values."""
+    ordered, counted = _in_order(values, weights)
+    return float(np.interp(share * counted.sum(), np.cumsum(counted) - counted / 2, ordered))
 
-    Args:
-        unseen: Weight of a value that is as large as can be, for which the largest one stands.
-    """
+
+def _in_order(values: Values, weights: Values) -> tuple[Values, Values]:
     order = np.argsort(values, kind="stable")
-    ordered, counted = values[order], weights[order]
-    middles = np.cumsum(counted) - counted / 2
-    return float(np.interp(share * (counted.sum() + unseen), middles, ordered))
+    return values[order], weights[order]

@@ -285,12 +285,14 @@ class LoadTrace:
     Attributes:
         steps: Rows as `EngineScheduler.steps` has them, alike ones joined, each client counted.
         weights: Name of a figure ("ttft", "ttft_p95", "tpot", "seconds") -> how often its steps count.
+        idle_s: The same name -> seconds in which the engine had nothing to do, as while a request is handed over.
         request_s: Seconds before the engine has a request.
         bundle: Clients that each request of the simulation stands for.
     """
 
     steps: Values
     weights: dict[str, Values]
+    idle_s: dict[str, float]
     request_s: float
     bundle: int
 
@@ -314,12 +316,16 @@ class LoadTrace:
             "tpot": _spans(first, ended, several / max((several > 0).sum(), 1), len(ends)),
             "seconds": np.ones(len(ends)),
         }
-        return cls(*_joined(run, weights), run.request_s, run.bundle)
+        idle = run.steps[:, 0] * (run.steps[:, 1] <= 0)
+        idle_s = {name: float((idle * often).sum()) for name, often in weights.items()}
+        return cls(*_joined(run, weights), idle_s, run.request_s, run.bundle)
 
     def figures(self, times: StepTimes) -> dict[str, float]:
         """Recompute the figures, in seconds."""
         seconds = times.several(self.steps)
-        found = {name: float((seconds * often).sum()) for name, often in self.weights.items()}
+        found = {
+            name: float((seconds * often).sum()) + self.idle_s[name] for name, often in self.weights.items()
+        }
         waits = {name: found[name] + self.request_s for name in ("ttft", "ttft_p95")}
         return found | waits
 

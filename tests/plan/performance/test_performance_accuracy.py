@@ -77,8 +77,13 @@ def test_brackets_hold_four_of_five_set_ups_that_they_were_not_set_by() -> None:
     # As near as so many set-ups can tell.
     assert all(abs(share - COVERAGE) <= max(0.05, 2 * error) for _, share, error in found)
     assert all(
-        abs(share - COVERAGE) <= 0.05 for one, share, _ in found if one.tells_coverage or one.set_ups >= 40
+        abs(share - COVERAGE) <= 0.05 for one, share, _ in found if one.tells_coverage or one.set_ups >= 20
     )
+    # A class of few set-ups may have one of them too many or too few beyond an end; all of these together tell more.
+    small = [(share, one.set_ups) for one, share, _ in found if one.set_ups < 20]
+    assert all(abs(share - COVERAGE) * set_ups < 2 for share, set_ups in small)
+    shares, counts = np.array(small).T
+    assert np.average(shares, weights=counts) == pytest.approx(COVERAGE, abs=0.05)
     assert sum(one.tells_coverage for one, _, _ in found) >= 3
     text = accuracy_page(as_json=False)
     assert "too few set-ups" in text
