@@ -50,9 +50,12 @@ def pytest_collection_finish() -> None:
 
 # What tests share that a process makes once, and the files that share it: each group stays in one process.
 TOGETHER = {
-    "ModelOpt, transformers and torch": ("tests/stages/", "tests/runtimes/test_cpu_ir_"),
+    "ModelOpt, transformers and torch": (
+        "tests/stages/", "tests/runtimes/test_cpu_ir_", "tests/models/test_chat_template",
+        "tests/scripts/test_tiny_checkpoints",
+    ),
     "the checked-in pair as OpenVINO models": ("tests/runtimes/test_cpu_engine_",),
-}
+}  # fmt: skip
 # They come first, and files that take long after them, so that no process is left alone with one at the end.
 LONG = (*sum(TOGETHER.values(), ()), "tests/e2e/", "tests/serving/", "tests/runtimes/")
 

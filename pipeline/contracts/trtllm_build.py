@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from pipeline.contracts import read_facts, record
@@ -146,8 +146,17 @@ class _ReadFlag:
     fault: str | None = None
 
 
-def _read(version: str, argv: Sequence[str]) -> Iterator[_ReadFlag]:
+def _read(version: str, argv: Sequence[str]) -> tuple[_ReadFlag, ...]:
     """Read `--flag value` and `--flag=value`, each flag by its whole name; a value does not begin with two dashes."""
+    return _read_once(version, tuple(argv))
+
+
+@lru_cache(maxsize=256)  # each rule of a plan reads the commands of all engines anew
+def _read_once(version: str, argv: tuple[str, ...]) -> tuple[_ReadFlag, ...]:
+    return tuple(_each(version, argv))
+
+
+def _each(version: str, argv: Sequence[str]) -> Iterator[_ReadFlag]:
     by_name = {name: flag for flag in flags(version).values() for name in (flag.name, *flag.aliases)}
     left = list(argv)
     while left:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pipeline.errors import UserError
@@ -54,6 +55,7 @@ def precedes(version: str, other: str) -> bool:
     return _order(version) < _order(other)
 
 
+@cache
 def _order(version: str) -> tuple[tuple[int, ...], int, int]:
     """Numbers; -1 for a candidate, 1 for a repair, else 0; and the number of the candidate or repair."""
     numbers, kind, count = re.split(r"(rc|\.post|$)", version, maxsplit=1)

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import click
@@ -70,26 +71,35 @@ def examples(group: click.Command = cli, path: tuple[str, ...] = ()) -> Iterator
 EXAMPLES = sorted({shlex.join(words) for words in examples()})
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that examples name."""
+    made = tmp_path_factory.mktemp("examples")
+    for name in FOLDERS:
+        (made / name).mkdir(parents=True)
+    for name, text in FILES.items():
+        (made / name).write_text(text)
+    with chdir(made):
+        for name in ("my.yaml", "other.yaml"):
+            copy_recipe(packaged()["tiny-cpu"], name, force=False)
+        copy_recipe(packaged()["llama-3.1-8b-fp8"], "engines.yaml", force=False)
+    (made / "checkpoints").symlink_to(CHECKPOINTS)
+    for pattern in ("tokenizer*", "chat_template*"):
+        for file in (CHECKPOINTS / "support-target").glob(pattern):
+            shutil.copy(file, made / "tokenizer")
+    launch = LaunchSpec(mode="single", engine_models=("tensorrt_llm",), weights_gib=1)
+    for name in ("package", "deployment", "models/tiny-cpu-2"):
+        gpu_deployment(launch).save(made / name)
+    return made
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with everything that examples name, beside an empty store."""
+def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own for each example, beside an empty store."""
+    shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name in FOLDERS:
-        (tmp_path / name).mkdir(parents=True)
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    for name in ("my.yaml", "other.yaml"):
-        copy_recipe(packaged()["tiny-cpu"], name, force=False)
-    copy_recipe(packaged()["llama-3.1-8b-fp8"], "engines.yaml", force=False)
-    (tmp_path / "checkpoints").symlink_to(CHECKPOINTS)
-    for pattern in ("tokenizer*", "chat_template*"):
-        for file in (CHECKPOINTS / "support-target").glob(pattern):
-            shutil.copy(file, "tokenizer")
-    launch = LaunchSpec(mode="single", engine_models=("tensorrt_llm",), weights_gib=1)
-    for name in ("package", "deployment", "models/tiny-cpu-2"):
-        gpu_deployment(launch).save(tmp_path / name)
     return tmp_path
 
 

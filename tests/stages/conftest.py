@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.calibrated import Calibrations
+from tests.support.calibrated import Calibrations, answers_of
 from tests.support.hub import LoopbackHub, asked_hub
 
 
 @pytest.fixture(scope="session")
 def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Calibrations:
     return Calibrations(tmp_path_factory.mktemp("calibrations"))
+
+
+@pytest.fixture(autouse=True)
+def few_words() -> Iterator[None]:
+    with answers_of(4):
+        yield
 
 
 @pytest.fixture

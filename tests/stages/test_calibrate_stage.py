@@ -36,11 +36,12 @@ from pathlib import Path
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate.calibration import calibrate
-from tests.support.calibrated import quantization
+from tests.support.calibrated import answers_of, quantization
 source, dataset, form, into = sys.argv[1:]
 Path(into).mkdir()
-calibrate(Path(source), Path(dataset), quantization(form), exports=[Parallelism(1), Parallelism(2)], into=Path(into),
-          progress=Silent(), device="cpu")
+with answers_of(4):
+    calibrate(Path(source), Path(dataset), quantization(form), exports=[Parallelism(1), Parallelism(2)],
+              into=Path(into), progress=Silent(), device="cpu")
 """
 
 

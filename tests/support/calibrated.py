@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pipeline import resources
 from pipeline.plan.parallelism import Parallelism
@@ -63,9 +67,10 @@ class Calibrations:
         """The target of the recipes, calibrated on a few samples (`trained_dataset`): hf/ and trtllm-tp2/."""
         key = ("trained", form, kv_cache)
         if key not in self._made:
-            self._made[key] = self._calibrate(
-                TRAINED, self.trained_dataset(), form, kv_cache, (Parallelism(2),)
-            )
+            with answers_of(64):
+                self._made[key] = self._calibrate(
+                    TRAINED, self.trained_dataset(), form, kv_cache, (Parallelism(2),)
+                )
         return self._made[key]
 
     def trained_dataset(self) -> Path:
@@ -107,6 +112,14 @@ class Calibrations:
             device="cpu",
         )
         return folder
+
+
+@contextmanager
+def answers_of(tokens: int) -> Iterator[None]:
+    """Calibrated models answer with so many tokens at most: 64 of random weights say nothing, and take long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.stages.calibrate.model._MOST_TOKENS", tokens)
+        yield
 
 
 def quantization(form: str, kv_cache: str = "auto", block: int = 64, **calibration: Any) -> Quantization:

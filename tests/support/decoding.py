@@ -67,9 +67,9 @@ class Paged:
         self, folder: Path, longest: int | None = None, precision: Literal["auto", "f32", "bf16"] = "f32"
     ) -> None:
         from pipeline.runtimes.cpu.engine import EngineSettings
-        from pipeline.runtimes.cpu.engine.paged_model import PagedModel
+        from tests.support.engine import UnsettledModel
 
-        self._model = PagedModel(
+        self._model = UnsettledModel(
             folder, EngineSettings(threads=2, max_sequence_tokens=longest, precision=precision)
         )
         self._model.allocate([16] * len(self._model.windows))

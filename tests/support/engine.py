@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from tokenizers import Tokenizer
 
 from pipeline.runtimes.cpu.engine import (
@@ -73,7 +74,16 @@ class Answer:
         return metrics
 
 
-class SharedModel(PagedModel):
+class UnsettledModel(PagedModel):
+    """A model whose memory stays where it is: to move all of a process of tests, for each small model, takes long."""
+
+    def allocate(self, num_blocks: Sequence[int]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(paged_model, "settle_memory", lambda _: None)
+            super().allocate(num_blocks)
+
+
+class SharedModel(UnsettledModel):
     """A model whose compilation is that of the last ones of the same files and settings, in this process.
 
     Compiling is most of loading, and a compiled model holds nothing of a sequence: each engine has its own request and

@@ -158,12 +158,12 @@ def weight_bytes(model: ModelSpec, stage: int = 0) -> int:
 def published_bytes_by_format(tensors: Iterable[WeightTensor], dtype: str) -> dict[str, int]:
     """Sum the bytes of published weights by format; those that are not quantized under their type."""
     sizes: dict[str, int] = {}
-    for tensor in tensors:
+    for tensor, count in alike(tensors):
         each = engine_memory.linear_bytes(
             tensor.rows, tensor.columns, tensor.stored, awq_block=tensor.group or 128, dtype=dtype
         )
         form = dtype if tensor.stored == "none" else tensor.stored
-        sizes[form] = sizes.get(form, 0) + each * tensor.copies
+        sizes[form] = sizes.get(form, 0) + each * tensor.copies * count
     return sizes
 
 
