@@ -6,7 +6,6 @@ Each process reads all tests, and would rewrite all of them.
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from _pytest.assertion import rewrite
@@ -18,7 +17,9 @@ def rewrite_share(config: pytest.Config, number: int, count: int) -> None:
         AttributeError, TypeError
     ):  # a release of pytest that does it otherwise does all of it itself
         state = config.stash[rewrite.assertstate_key]
-        for source in sorted(Path(__file__).parents[1].rglob("test_*.py"))[number::count]:
+        named = [config.invocation_params.dir / name.partition("::")[0] for name in config.args]
+        files = {file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [path])}
+        for source in sorted(files)[number::count]:
             kept = rewrite.get_cache_dir(source) / f"{source.stem}{rewrite.PYC_TAIL}"
             if not kept.exists():
                 kept.parent.mkdir(exist_ok=True)
