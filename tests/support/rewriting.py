@@ -13,7 +13,7 @@ from _pytest.assertion import rewrite
 
 def rewrite_share(config: pytest.Config, number: int, count: int) -> None:
     """Rewrite every `count`-th file of tests of which pytest keeps nothing yet; it finds them when it imports them."""
-    # What fails here pytest does itself, and tells of: a file with a fault, or one that does not work so in a later release.
+    # What fails here pytest does itself, and tells of: a file with a fault; a later release that does it otherwise.
     with suppress(AttributeError, TypeError, SyntaxError, OSError):
         state = config.stash[rewrite.assertstate_key]
         named = [config.invocation_params.dir / name.partition("::")[0] for name in config.args]
