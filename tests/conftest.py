@@ -51,7 +51,7 @@ def pytest_collection_finish() -> None:
 # What tests share that a process makes once, and the files that share it: each group stays in one process.
 TOGETHER = {
     "ModelOpt, transformers and torch": (
-        "tests/stages/", "tests/runtimes/test_cpu_ir_", "tests/models/test_chat_template",
+        "tests/stages/", "tests/runtimes/test_cpu_ir_", "tests/models/test_chat_template", "tests/models/test_sandbox",
         "tests/scripts/test_tiny_checkpoints",
     ),
     "the checked-in pair as OpenVINO models": ("tests/runtimes/test_cpu_engine_",),

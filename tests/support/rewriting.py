@@ -13,9 +13,8 @@ from _pytest.assertion import rewrite
 
 def rewrite_share(config: pytest.Config, number: int, count: int) -> None:
     """Rewrite every `count`-th file of tests of which pytest keeps nothing yet; it finds them when it imports them."""
-    with suppress(
-        AttributeError, TypeError
-    ):  # a release of pytest that does it otherwise does all of it itself
+    # What fails here pytest does itself, and tells of: a file with a fault; a later release that does it otherwise.
+    with suppress(AttributeError, TypeError, SyntaxError, OSError):
         state = config.stash[rewrite.assertstate_key]
         named = [config.invocation_params.dir / name.partition("::")[0] for name in config.args]
         files = {file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [path])}
