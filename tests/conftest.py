@@ -55,9 +55,10 @@ TOGETHER = {
         "tests/scripts/test_tiny_checkpoints",
     ),
     "the checked-in pair as OpenVINO models": ("tests/runtimes/test_cpu_engine_",),
+    "a store in which tiny-cpu is served, and Triton's usual ports": ("tests/e2e/",),
 }  # fmt: skip
 # They come first, and files that take long after them, so that no process is left alone with one at the end.
-LONG = (*sum(TOGETHER.values(), ()), "tests/e2e/", "tests/serving/", "tests/runtimes/")
+LONG = (*sum(TOGETHER.values(), ()), "tests/serving/", "tests/runtimes/")
 
 
 class Scheduling(LoadFileScheduling):

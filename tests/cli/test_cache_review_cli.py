@@ -99,7 +99,7 @@ def test_a_random_sample_of_all_comes_in_turns_with_the_most_similar(tmp_path: P
     # That 80 draws out of 60 stay within the nearest half has a chance of 1 in 2 to the 80th.
     assert any(int(text.split()[1]) < 30 for text in drawn)
     page = run(tmp_path / "cache.db", "review", input="q\n").output
-    assert "1 of 50, most similar, similarity 0.96" in page
+    assert "1 of 50, most similar, similarity 0.9" in page
 
 
 @pytest.mark.usefixtures("_nearest_drawn")

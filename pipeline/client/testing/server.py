@@ -313,7 +313,9 @@ class FakeServer:
                 self._choose(received), self.config, request, received, client_left, context
             )
         finally:
-            self._open.pop(request.id, None)
+            # The request may have been sent again meanwhile, by the same id.
+            if self._open.get(request.id, (None,))[0] is received:
+                del self._open[request.id]
             if not received.finished.is_set():
                 received.cancelled.set()
 
