@@ -22,6 +22,8 @@ from pipeline.gateway.redis_losses import RedisLosses
 _log = logging.getLogger("pipeline.gateway")
 
 _DIGEST_BYTES = 16
+# Timers of uvloop fire up to a millisecond early.
+_LATE_S = 0.002
 
 
 def work_digest(tenant: str, model: str, prompt: object, sampling: Mapping[str, Any]) -> str:
@@ -90,7 +92,7 @@ class LostServers:
         """
         judge, timer = self.judge, None
         if attempt.trial_until < inf:
-            left_s = attempt.trial_until - self._clock()
+            left_s = attempt.trial_until - self._clock() + _LATE_S
             timer = asyncio.get_running_loop().call_later(left_s, changed)
         try:
             yield
