@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,9 @@ from pipeline.cli.settings_options import options_of
 from pipeline.printable import printable
 
 if TYPE_CHECKING:
-    from pipeline.cli.connection import AnyClient
+    from types import FrameType
+
+    from pipeline.cli.connection import AnyClient, AnyStream
     from pipeline.client import Conversation
 
 _HELP = """/reset          forget what was said
@@ -138,18 +141,37 @@ class _Chat:
 
     def _answer(self, question: str) -> None:
         """Print an answer and keep it, also the part of an answer that was stopped."""
+        from pipeline.client import Cancelled
+
         with self._client.stream(self._talk.messages(question)) as stream:
             try:
-                for chunk in stream:
-                    print_answer(chunk.text)
-            except KeyboardInterrupt:
-                stream.cancel()
+                with _cancelled_by_ctrl_c(stream):
+                    for chunk in stream:
+                        print_answer(chunk.text)
+            except Cancelled:
                 click.echo(" [stopped]", nl=False, err=True)
             finally:
                 if stream.text or stream.finish_reason:
                     click.echo()
                 self._figures = stats_text(stream.stats, stream.finish_reason)
             self._talk.add(question, stream.text)
+
+
+@contextlib.contextmanager
+def _cancelled_by_ctrl_c(stream: AnyStream) -> Iterator[None]:
+    """Let Ctrl-C cancel the stream, from a thread: raised in the midst of gRPC, an exception could break the call."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+
+    def cancel(_number: int, _frame: FrameType | None) -> None:
+        threading.Thread(target=stream.cancel, daemon=True).start()
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _typed() -> Iterator[str]:

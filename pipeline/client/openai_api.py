@@ -279,6 +279,8 @@ class OpenAIStream:
         assert self._exchange is not None, "iterate in `with`"
         try:
             for line in self._exchange.response:
+                if self._cancelled:
+                    break
                 data = line[5:].strip() if line.startswith(b"data:") else b""
                 if data == b"[DONE]":
                     self._ended = time.perf_counter()

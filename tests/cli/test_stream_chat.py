@@ -109,9 +109,15 @@ class Terminal:
         until = time.monotonic() + 30
         while text not in self._unread:
             assert time.monotonic() < until, self._unread
-            if select.select([self._ours], [], [], 0.1)[0]:
-                self._unread += os.read(self._ours, 65536).decode()
+            self._read(0.1)
         self._unread = self._unread.partition(text)[2]
+
+    def _read(self, timeout_s: float) -> None:
+        if select.select([self._ours], [], [], timeout_s)[0]:
+            try:
+                self._unread += os.read(self._ours, 65536).decode()
+            except OSError as error:
+                raise AssertionError(f"the program left ({self.process.wait(30)}): {self._unread}") from error
 
     def interrupt_until(self, text: str) -> None:
         """Ctrl-C, again if need be: one that comes just before Python reads a line waits for that line to end."""
@@ -119,8 +125,7 @@ class Terminal:
         while text not in self._unread:
             assert time.monotonic() < until, self._unread
             self.process.send_signal(signal.SIGINT)
-            if select.select([self._ours], [], [], 1)[0]:
-                self._unread += os.read(self._ours, 65536).decode()
+            self._read(1)
         self._unread = self._unread.partition(text)[2]
 
     def type(self, text: str) -> None:
