@@ -45,6 +45,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # else a twentieth of the processor time goes to it
     gc.enable()
 
 
