@@ -45,14 +45,15 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # else a twentieth of the processor time goes to it
     gc.enable()
 
 
 # What tests share that a process makes once, and the files that share it: each group stays in one process.
 TOGETHER = {
     "ModelOpt, transformers and torch": (
-        "tests/stages/", "tests/runtimes/test_cpu_ir_", "tests/models/test_chat_template", "tests/models/test_sandbox",
-        "tests/scripts/test_tiny_checkpoints",
+        "tests/stages/", "tests/runtimes/test_cpu_ir_", "tests/runtimes/test_cpu_engine_context_logits",
+        "tests/models/test_chat_template", "tests/models/test_sandbox", "tests/scripts/test_tiny_checkpoints",
     ),
     "the checked-in pair as OpenVINO models": ("tests/runtimes/test_cpu_engine_",),
     "a store in which tiny-cpu is served, and Triton's usual ports": ("tests/e2e/",),

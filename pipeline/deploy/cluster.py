@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 from urllib.parse import parse_qs, urlsplit
 
-import yaml
-
 from pipeline import __version__
 from pipeline.contracts.gpus import gpu
 from pipeline.deploy.containers import (
@@ -23,6 +21,7 @@ from pipeline.deploy.containers import (
 from pipeline.deploy.templates import GIB, MIB
 from pipeline.plan.artifact_sizes import ArtifactSizes
 from pipeline.recipe import KubernetesSection, Recipe
+from pipeline.resources import parse_yaml
 from pipeline.serving.group import DEFAULT_KEYS, SSH_PORT
 from pipeline.triton.deployment import Requirements
 
@@ -318,7 +317,7 @@ class Cluster:
         """Ports of a Redis server that is not part of the manifests, of the recipe's cache, and of the Hub."""
         if self.settings.redis is not None:
             yield urlsplit(self.settings.redis).port or REDIS_PORT
-        cache = (yaml.safe_load(self.recipe_text) if self.recipe_text else {}).get("cache") or {}
+        cache = (parse_yaml(self.recipe_text) if self.recipe_text else {}).get("cache") or {}
         backend = cache.get("backend") or {}
         parts = urlsplit(backend.get("url") or "")
         if parts.hostname not in (None, self.redis_name):

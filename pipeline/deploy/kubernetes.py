@@ -22,7 +22,6 @@ import math
 import re
 from collections.abc import Iterator
 
-import yaml
 from markupsafe import Markup
 
 from pipeline.deploy.alerts import GATEWAY_JOB, TRITON_JOB, TimeScale, rules_file
@@ -38,6 +37,7 @@ from pipeline.deploy.monitoring import dashboard
 from pipeline.deploy.templates import render, yaml_block, yaml_scalar
 from pipeline.errors import Fault, InvalidInput
 from pipeline.recipe import GatewaySection, KubernetesSection, Recipe
+from pipeline.resources import parse_yaml
 from pipeline.serving.launch import ENDING_S, ServeOptions
 from pipeline.serving.ports import GRPC
 from pipeline.triton.deployment import Deployment
@@ -117,7 +117,7 @@ def _can_build(recipe: str | None) -> bool:
     """Whether a cluster can have what the recipe is made from: folders of this machine are not there."""
     if recipe is None:
         return False
-    values = yaml.safe_load(recipe)
+    values = parse_yaml(recipe)
     sources = [values["model"]["source"], (values.get("draft") or {}).get("source", "hf:")]
     return all(str(source).startswith("hf:") for source in sources)
 
@@ -128,7 +128,7 @@ def _built_recipe(cluster: Cluster) -> dict[str, str]:
         return {"recipe.yaml": text}
     section = golden.model_dump(mode="json") | {"file": _QUESTIONS}
     return {
-        "recipe.yaml": yaml_block({**yaml.safe_load(text), "golden": section}),
+        "recipe.yaml": yaml_block({**parse_yaml(text), "golden": section}),
         _QUESTIONS: cluster.questions,
     }
 
@@ -205,7 +205,7 @@ def _hosts(service: str, namespace: str) -> tuple[str, ...]:
 
 def _with_shared_cache(text: str, url: str) -> str:
     """The recipe with a response cache that all gateways share, where it has one that is a file of each."""
-    values = yaml.safe_load(text)
+    values = parse_yaml(text)
     cache = values.get("cache") or {}
     if not cache.get("enabled") or (cache.get("backend") or {}).get("kind", "sqlite") != "sqlite":
         return text

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from markupsafe import Markup
 
 from pipeline import __version__
@@ -34,6 +33,7 @@ from pipeline.deploy.containers import (
 from pipeline.deploy.kubernetes import kubernetes_files, make_cluster
 from pipeline.deploy.templates import exec_argument, render, yaml_block
 from pipeline.errors import UserError
+from pipeline.resources import parse_yaml
 from pipeline.serving.dry_run import shell_lines
 from pipeline.serving.launch import ServeOptions, Start
 from pipeline.serving.launch_docker import docker_launch
@@ -87,9 +87,7 @@ def dynamo_graph(package: DeployedPackage, options: ServeOptions) -> str:
             "--target kubernetes"
         )
     values = {"c": cluster, "facts": read_facts("dynamo.yaml"), "image": f"pipeline-dynamo:{__version__}"}
-    parts = yaml.safe_load(
-        render("dynamo-pod.yaml", root=CONTAINER_ROOT, triton=f"127.0.0.1:{GRPC}", **values)
-    )
+    parts = parse_yaml(render("dynamo-pod.yaml", root=CONTAINER_ROOT, triton=f"127.0.0.1:{GRPC}", **values))
     pod = parts["server"]
     pod["spec"] = {key: value for key, value in pod["spec"].items() if key not in _OPERATORS}
     # The operator takes the first container for its own.

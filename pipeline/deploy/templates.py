@@ -24,6 +24,7 @@ from markupsafe import Markup
 
 from pipeline import __version__
 from pipeline.errors import UserError
+from pipeline.resources import parse_yaml
 
 _FOLDER = Path(__file__).parent / "templates"
 GIB, MIB = 2**30, 2**20
@@ -47,7 +48,7 @@ def render(template: str, /, **values: Any) -> str:
 
 def render_promql(template: str, /, **values: Any) -> Any:
     """Fill in a template of templates/monitoring whose expressions stand between `@(` and `)@`, and read its YAML."""
-    return yaml.safe_load(_promql_environment().get_template(f"monitoring/{template}.j2").render(values))
+    return parse_yaml(_promql_environment().get_template(f"monitoring/{template}.j2").render(values))
 
 
 def yaml_scalar(value: Any) -> str:
@@ -56,8 +57,17 @@ def yaml_scalar(value: Any) -> str:
     >>> yaml_scalar("a: {b"), yaml_scalar("8080"), yaml_scalar(8080), yaml_scalar("two\\nlines")
     ("'a: {b'", "'8080'", '8080', '"two\\\\nlines"')
     """
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
+    return _scalar(value) if value is None or isinstance(value, bool | int | float | str) else _flow(value)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)  # a deployment says the same names many times
+def _scalar(value: object) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and parse_yaml(value) == value:
         return value
+    return _flow(value)
+
+
+def _flow(value: Any) -> str:
     text = yaml.dump(
         [value],
         Dumper=_LineDumper,

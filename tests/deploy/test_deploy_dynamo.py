@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from pipeline.contracts import read_facts
 from pipeline.deploy.containers import DeployedPackage
 from pipeline.deploy.targets import deployment_files
 from pipeline.errors import UserError
 from pipeline.recipe import load_recipe
+from pipeline.resources import parse_yaml
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
 from pipeline.triton.deployment import LaunchSpec
@@ -47,7 +47,7 @@ def files(
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(files()["graph.yaml"])
+    found: dict[str, Any] = parse_yaml(files()["graph.yaml"])
     return found
 
 

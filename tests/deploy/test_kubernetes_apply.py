@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
+from pipeline.resources import parse_yaml
 from tests.support.api_server import ApiServer
 from tests.support.kubernetes import (
     VERSIONS,
@@ -23,7 +24,7 @@ from tests.support.kubernetes import (
     faults,
     gateway_values,
     least_level,
-    pod_specs,
+    pods_of,
 )
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
@@ -79,7 +80,7 @@ def test_kustomize_puts_every_folder_together(name: str, made_of: Made) -> None:
         made = made_of(name, each)
         assert [fault for manifest in made for fault in faults(manifest, VERSIONS[-1])] == [], each
         configs = {manifest["metadata"]["name"] for manifest in made if manifest["kind"] == "ConfigMap"}
-        for _, pod in pod_specs({"made.yaml": yaml.safe_dump_all(made)}):
+        for _, pod in pods_of(made):
             mounted = {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
             assert mounted <= configs
 
@@ -97,8 +98,8 @@ def test_the_namespace_admits_the_pods(overlay: str, namespace: str, made_of: Ma
         manifest for manifest in made_of("several-nodes", namespace) if manifest["kind"] == "Namespace"
     )
     level = place["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
-    made = yaml.safe_dump_all(made_of("several-nodes", f"overlays/{overlay}"))
-    needed = max((least_level(pod) for _, pod in pod_specs({"made.yaml": made})), key=LEVELS.index)
+    made = made_of("several-nodes", f"overlays/{overlay}")
+    needed = max((least_level(pod) for _, pod in pods_of(made)), key=LEVELS.index)
     assert needed == level
 
 
@@ -147,7 +148,7 @@ def test_examples_of_the_site_do_what_they_say(name: str, tmp_path: Path) -> Non
     for overlay in ("site", "site-namespace"):
         path = f"overlays/{overlay}/kustomization.yaml"
         (folder / path).write_text(taken(files[path]))
-        assert yaml.safe_load(taken(files[path])).keys() > yaml.safe_load(files[path]).keys()
+        assert parse_yaml(taken(files[path])).keys() > parse_yaml(files[path]).keys()
     accounts = [
         manifest
         for manifest in built(folder / "overlays/site-namespace")
@@ -159,7 +160,7 @@ def test_examples_of_the_site_do_what_they_say(name: str, tmp_path: Path) -> Non
         assert account["imagePullSecrets"] == [{"name": "registry"}]
     made = built(folder / "overlays/site")
     assert [fault for manifest in made for fault in faults(manifest, VERSIONS[-1])] == []
-    pods = list(pod_specs({"made.yaml": yaml.safe_dump_all(made)}))
+    pods = list(pods_of(made))
     (gateway,) = (pod for component, pod in pods if component == "gateway")
     assert gateway_values(gateway["containers"][0]["args"])["max_waiting"] == "64"
     for component, pod in pods:

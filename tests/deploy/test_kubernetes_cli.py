@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from pipeline.deploy.cluster import resource_name
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import load_recipe
+from pipeline.resources import parse_yaml
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.kubernetes import (
@@ -71,7 +71,7 @@ def test_the_command_writes_a_recipe_that_is_not_built_yet(
     assert done.exit_code == 0, done.output
     assert f"wrote {tmp_path / 'cluster'}" in done.stdout
     assert "build/ in the cluster" in done.stderr
-    job = yaml.safe_load((tmp_path / "cluster/build/job.yaml").read_text())
+    job = parse_yaml((tmp_path / "cluster/build/job.yaml").read_text())
     server = (tmp_path / "cluster/base/server.yaml").read_text()
     (named,) = set(re.findall(r"subPath: artifacts/(package-[0-9a-f]{20})", server))
     assert job["metadata"]["name"].endswith(named.removeprefix("package-")[:10])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 
 import pytest
-import yaml
 
 from pipeline.recipe import load_recipe
+from pipeline.resources import parse_yaml
 from tests.support.kubernetes import (
     CASES,
     PUBLIC_KEY,
@@ -165,9 +165,9 @@ def test_what_is_led_in_from_outside_asks_for_keys(name: str) -> None:
         match["path"]["value"] for match in rule["matches"]
     ]  # fmt: skip
     assert set(paths) == {"/v1", "/openai"}
-    overlay = yaml.safe_load(case(name)["overlays/production/kustomization.yaml"])
+    overlay = parse_yaml(case(name)["overlays/production/kustomization.yaml"])
     assert {"../../components/expose", "../../components/api-keys"} <= set(overlay["components"])
-    assert "components" not in yaml.safe_load(case(name)["overlays/plain/kustomization.yaml"])
+    assert "components" not in parse_yaml(case(name)["overlays/plain/kustomization.yaml"])
 
 
 # What is secret, and what is signed.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-import yaml
-
 from pipeline.deploy.monitoring import WatchedDeployment, monitoring_files
 from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.recipe import load_recipe
+from pipeline.resources import parse_yaml
 from tests.deploy.test_monitoring import engine_metrics
 from tests.support.kubernetes import (
     CASES,
@@ -47,7 +46,7 @@ def test_every_figure_is_of_the_own_namespace(name: str) -> None:
 
 
 def scaled_namespace(files: dict[str, str]) -> str:
-    namespace: str = yaml.safe_load(files["overlays/production/kustomization.yaml"])["namespace"]
+    namespace: str = parse_yaml(files["overlays/production/kustomization.yaml"])["namespace"]
     return namespace
 
 
@@ -86,7 +85,7 @@ def test_rules_and_dashboard_are_those_of_one_machine() -> None:
     assert board["panels"] == alone["panels"]
     assert board["uid"] != alone["uid"], "Grafana has one dashboard of an id"
     # Of the namespace, in which two deployments of a recipe differ; and else the same.
-    rules = yaml.safe_load(files["components/monitoring/rules.yaml"])["spec"]
+    rules = parse_yaml(files["components/monitoring/rules.yaml"])["spec"]
     for group in rules["groups"]:
         for rule in group["rules"]:
             assert rule["labels"].pop("namespace") == "llama"
@@ -94,7 +93,7 @@ def test_rules_and_dashboard_are_those_of_one_machine() -> None:
             rule |= {"labels": rule.pop("labels")} if rule["labels"] else {}
             if not rule.get("labels"):
                 del rule["labels"]
-    assert rules == yaml.safe_load(made["alerts.yaml"])
+    assert rules == parse_yaml(made["alerts.yaml"])
     jobs = {
         relabeling["replacement"]
         for document in documents(files["components/monitoring/monitors.yaml"])
@@ -105,5 +104,5 @@ def test_rules_and_dashboard_are_those_of_one_machine() -> None:
         for relabeling in endpoint["relabelings"]
         if relabeling.get("targetLabel") == "job"
     }
-    scraped = yaml.safe_load(made["prometheus.yml"])["scrape_configs"]
+    scraped = parse_yaml(made["prometheus.yml"])["scrape_configs"]
     assert jobs == {config["job_name"] for config in scraped}

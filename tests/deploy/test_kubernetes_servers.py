@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from pipeline.errors import InvalidInput
 from pipeline.recipe import Recipe, packaged
+from pipeline.resources import parse_yaml
 from pipeline.serving.launch_gpu import CHECKED, GpuPlace, plan_launch
 from tests.support import LLAMA_DRAFT
 from tests.support.kubernetes import (
@@ -112,15 +112,15 @@ def test_a_recipe_with_a_draft_says_how_it_could_be_spread(tmp_path: Path) -> No
 
 
 def test_the_cache_is_one_for_all_gateways() -> None:
-    recipe = yaml.safe_load(case("one-node")["base/recipe.yaml"])
+    recipe = parse_yaml(case("one-node")["base/recipe.yaml"])
     assert recipe["cache"]["backend"] == {"kind": "redis", "url": "redis://llama-redis:6379/0"}
     load_recipe_text(case("one-node")["base/recipe.yaml"])
     # What is built in the cluster is the recipe as it was given.
-    assert yaml.safe_load(case("one-node")["build/recipe.yaml"])["cache"]["backend"]["kind"] == "sqlite"
+    assert parse_yaml(case("one-node")["build/recipe.yaml"])["cache"]["backend"]["kind"] == "sqlite"
 
 
 def load_recipe_text(text: str) -> None:
-    Recipe.model_validate(yaml.safe_load(text), context={"folder": Path("/")})
+    Recipe.model_validate(parse_yaml(text), context={"folder": Path("/")})
 
 
 @every_case

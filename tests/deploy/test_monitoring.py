@@ -31,6 +31,7 @@ from pipeline.deploy.alerts import (
 from pipeline.deploy.monitoring import WatchedDeployment, monitoring_files
 from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.resources import parse_yaml
 from pipeline.serving.ports import Ports
 from pipeline.triton.running import RunningServer
 from tests.support.servers import Unavailable, prometheus_program, promtool
@@ -53,7 +54,7 @@ def files(*recipes: Recipe) -> dict[str, str]:
 
 def queries(rendered: dict[str, str]) -> Iterator[str]:
     """All PromQL that is rendered."""
-    for group in yaml.safe_load(rendered["alerts.yaml"])["groups"]:
+    for group in parse_yaml(rendered["alerts.yaml"])["groups"]:
         yield from (rule["expr"] for rule in group["rules"])
     for panel in json.loads(rendered["dashboard.json"])["panels"]:
         yield from (target["expr"] for target in panel.get("targets", ()))
@@ -139,7 +140,7 @@ def test_the_command_writes_what_prometheus_scrapes(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "tiny-cpu: has no slo.ttft_p95_ms and no slo.itl_p95_ms" in done.output
-    config: Any = yaml.safe_load((folder / "prometheus.yml").read_text())
+    config: Any = parse_yaml((folder / "prometheus.yml").read_text())
     gateway, triton = config["scrape_configs"]
     assert gateway["static_configs"] == [{"targets": ["c:3"]}]
     assert triton["static_configs"] == [{"targets": ["a:1", "b:2"], "labels": {"deployment": "tiny-cpu"}}]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from jsonschema import Draft202012Validator
 
 from pipeline import __version__
@@ -25,6 +24,7 @@ from pipeline.deploy.containers import DeployedPackage
 from pipeline.deploy.targets import DeployTarget, deployment_files
 from pipeline.errors import UserError
 from pipeline.recipe import load_recipe
+from pipeline.resources import parse_yaml
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
 from pipeline.serving.triton_component import refuse_to_pull
@@ -130,7 +130,7 @@ def test_an_image_that_is_built_first_is_named_with_its_command() -> None:
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name.startswith("compose")])
 def test_compose_has_keys_of_the_specification_and_names_what_is_there(name: str) -> None:
-    found = yaml.safe_load((GOLDEN / name).read_text("utf-8"))
+    found = parse_yaml((GOLDEN / name).read_text("utf-8"))
     assert [f"{error.json_path}: {error.message}" for error in COMPOSE.iter_errors(found)] == []
     configs, volumes = found.get("configs", {}), found.get("volumes", {})
     for service in found["services"].values():
@@ -157,7 +157,7 @@ def test_everything_is_up_again_after_a_planned_reboot(name: str) -> None:
     starts what an operator stopped (https://docs.docker.com/engine/containers/start-containers-automatically/).
     """
     file = GOLDEN / name if name in KINDS else GOLDEN.parents[2] / "compose.yaml"
-    services = yaml.safe_load(file.read_text("utf-8"))["services"]
+    services = parse_yaml(file.read_text("utf-8"))["services"]
     policies = {
         name: release.get("restart") for name, release in services.items() if "profiles" not in release
     }
@@ -188,7 +188,7 @@ def test_docker_compose_reads_it(name: str) -> None:
 
 def test_compose_refuses_what_does_not_exist() -> None:
     """So that the test above means something."""
-    found = yaml.safe_load((GOLDEN / "compose-four.yaml").read_text("utf-8"))
+    found = parse_yaml((GOLDEN / "compose-four.yaml").read_text("utf-8"))
     triton = found["services"]["triton"]
     for part in (found, triton, triton["healthcheck"], triton["volumes"][0], triton["deploy"]["resources"]):
         part["nonesuch"] = 1
@@ -200,7 +200,7 @@ def test_compose_refuses_what_does_not_exist() -> None:
 def test_what_the_gateway_is_told_are_options_that_it_has() -> None:
     from pipeline.cli.gateway import command
 
-    services = yaml.safe_load((GOLDEN / "compose-four.yaml").read_text("utf-8"))["services"]
+    services = parse_yaml((GOLDEN / "compose-four.yaml").read_text("utf-8"))["services"]
     words = services["gateway"]["command"]
     assert words[0] == "gateway"
     known = {name for parameter in command.params for name in parameter.opts}
@@ -253,7 +253,7 @@ def test_a_shell_reads_the_script(tmp_path: Path) -> None:
 def test_an_image_of_ones_own_runs_the_cpu() -> None:
     """What is then written asks for no GPU."""
     (text,) = files("compose", CPU, sets=("triton.image='own/serve:1'",)).values()
-    found = yaml.safe_load(text)
+    found = parse_yaml(text)
     assert not list(COMPOSE.iter_errors(found))
     triton = found["services"]["triton"]
     assert triton["image"] == "own/serve:1"

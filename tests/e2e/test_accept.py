@@ -108,6 +108,7 @@ def test_a_missed_target_is_told_and_everything_else_is_checked(
     assert not list((store / "running").glob("tiny-cpu.json"))
 
 
+@pytest.mark.servers
 def test_a_build_that_fails_is_told_with_all_that_could_not_be_checked(store: Path, tmp_path: Path) -> None:
     """And `accept` comes to its end: nothing is served that the gate refuses."""
     recipe = load_recipe("tiny-cpu", ("quantization.gate.min_top1_agreement=1",))

@@ -101,6 +101,7 @@ def test_what_the_version_cannot_do_is_refused_before_anything_is_made(tmp_path:
     assert not list((tmp_path / "store").glob("artifacts/*"))
 
 
+@pytest.mark.servers
 def test_a_migrated_recipe_builds_and_what_keeps_both_from_being_compared(
     built: dict[str, Path], folder: Path
 ) -> None:

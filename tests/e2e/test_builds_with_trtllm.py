@@ -110,6 +110,7 @@ def test_native(place: Place) -> None:
     assert not any(step["made"] for step in place.build()["steps"]), "a second build finds all of it"
 
 
+@pytest.mark.servers
 def test_docker(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = put_trtllm_build(tmp_path / "inside", monkeypatch)
     monkeypatch.setenv("PATH", os.environ["PATH"].replace(f"{inside}{os.pathsep}", "", 1))
@@ -123,6 +124,7 @@ def test_docker(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert docker.run[docker.run.index("--gpus") + 1] == '"device=1,0"'
 
 
+@pytest.mark.servers
 @pytest.mark.usefixtures("builder")
 def test_a_failure(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAILS, "gpu_memory")
@@ -151,7 +153,10 @@ def slow(programs: Path) -> tuple[Path, Path]:
     return begun, go
 
 
-@pytest.mark.parametrize("executor", ["native", pytest.param("docker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "executor",
+    [pytest.param("native", marks=pytest.mark.servers), pytest.param("docker", marks=pytest.mark.slow)],
+)
 def test_killed(
     place: Place, builder: Path, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,8 @@ def told_of(name: str, package: Path, done: subprocess.CompletedProcess[str]) ->
     assert "ready after" not in done.stderr
 
 
-@pytest.mark.parametrize("name", [pytest.param(WEIGHTS, marks=pytest.mark.servers), TOKENIZER])
+@pytest.mark.servers
+@pytest.mark.parametrize("name", [WEIGHTS, TOKENIZER])
 def test_what_is_damaged_is_neither_built_on_nor_served(copied: tuple[Path, Path], name: str) -> None:
     root, package = copied
     flip_a_bit(package / name)

@@ -51,7 +51,10 @@ def test_killed_in(stage: str, reference: dict[str, Path], tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -15, marks=pytest.mark.slow)],
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.servers),
+        pytest.param(signal.SIGTERM, -15, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_the_build_that_serve_began(
     number: signal.Signals, code: int, reference: dict[str, Path], tmp_path: Path

@@ -1,4 +1,4 @@
-"""Logits of prompts: those of transformers, whatever is cached, in however many steps, whatever runs beside them."""
+"""Logits of prompts, and greedy answers: those of transformers, whatever is cached, and in however many steps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,35 @@ PROMPTS = [*prompts(6), *prompts(1, shortest=300, longest=300, seed=1), [9]]
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[npt.NDArray[np.float32]]:
-    """Of each prompt, the logits [tokens - 1, vocabulary] after its tokens but the last."""
+def model() -> Any:
     import torch
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(CHECKPOINTS / "support-target", dtype=torch.float32)
+    return LlamaForCausalLM.from_pretrained(CHECKPOINTS / "support-target", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Any) -> list[npt.NDArray[np.float32]]:
+    """Of each prompt, the logits [tokens - 1, vocabulary] after its tokens but the last."""
+    import torch
+
     with torch.no_grad():
         return [model(torch.tensor([prompt])).logits[0, :-1].numpy() for prompt in PROMPTS]
+
+
+def test_greedy_answers_one_by_one_are_those_of_transformers(cpu_pair: Pair, model: Any) -> None:
+    """Given prompt and answer, transformers (f32) would choose each token of the answer after those before it."""
+    import torch
+
+    core, asked, length = load(cpu_pair.target), prompts(16), 24
+    answers = [answer(core, request(name, prompt, length))[0].tokens for name, prompt in enumerate(asked)]
+    whole = [torch.tensor(prompt + tokens) for prompt, tokens in zip(asked, answers, strict=True)]
+    padded = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
+    with torch.no_grad():
+        chosen = model(padded).logits.argmax(dim=-1)
+    for prompt, tokens, row in zip(asked, answers, chosen.tolist(), strict=True):
+        assert len(tokens) == length
+        assert tokens == row[len(prompt) - 1 : len(prompt) - 1 + length]
 
 
 def asked(name: int, **more: Any) -> EngineRequest:

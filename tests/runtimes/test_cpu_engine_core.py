@@ -22,7 +22,7 @@ from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
 from pipeline.runtimes.cpu.engine.processor import UnfitProcessor
-from tests.runtimes.conftest import CHECKPOINTS, Pair
+from tests.runtimes.conftest import Pair
 from tests.support.engine import Answer, answer, finish_all, load, prompts, request
 
 PROMPTS = prompts(16)
@@ -45,28 +45,13 @@ def core(make_core: MakeCore) -> EngineCore:
 
 @pytest.fixture(scope="module")
 def expected(make_core: MakeCore) -> list[list[int]]:
-    """Greedy answers, one request at a time; that they are those of transformers is the first test."""
+    """Greedy answers, one request at a time; test_cpu_engine_context_logits.py compares such with transformers."""
     core = make_core()
     return [answer(core, greedy(name))[0].tokens for name in range(16)]
 
 
 def greedy(name: int, tokens: int = LENGTH) -> EngineRequest:
     return request(name, PROMPTS[name], tokens)
-
-
-def test_one_by_one_equals_transformers(expected: list[list[int]]) -> None:
-    """Given prompt and answer, transformers (f32) would choose each token of the answer after those before it."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(CHECKPOINTS / "support-target", dtype=torch.float32)
-    whole = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected, strict=True)]
-    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in whole], batch_first=True)
-    with torch.no_grad():
-        chosen = model(padded).logits.argmax(dim=-1)
-    for prompt, tokens, row in zip(PROMPTS, expected, chosen.tolist(), strict=True):
-        assert len(tokens) == LENGTH
-        assert tokens == row[len(prompt) - 1 : len(prompt) - 1 + LENGTH]
 
 
 @pytest.mark.parametrize(

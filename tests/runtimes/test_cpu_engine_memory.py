@@ -24,12 +24,12 @@ SHAPES = {"hidden": 1024, "heads": 16, "kv_heads": 8, "head_dim": 64, "intermedi
 CALIBRATION = "calibration: {dataset: support, samples: 16, allow_sample_count: true}"
 
 
-@pytest.mark.parametrize("form", ["none", "int4_awq"])
+@pytest.mark.parametrize("form", ["none", pytest.param("int4_awq", marks=pytest.mark.servers)])
 def test_layers_and_output_projection_take_what_is_planned(tmp_path: Path, form: str) -> None:
     """By the difference of two models, so that what a process takes anyway does not count."""
     folders = [tmp_path / name for name in ("base", "more")]
     for folder, size in zip(folders, (BASE, MORE), strict=True):
-        make_checkpoint(folder, dtype="bfloat16", **SHAPES, **size)
+        make_checkpoint(folder, dtype="bfloat16", repeated=True, **SHAPES, **size)
         quantized = folder
         if form != "none":
             quantized = quantize_checkpoint(folder, folder / form, form, group_size=128)

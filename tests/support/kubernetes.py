@@ -4,7 +4,7 @@ schemas that Kubernetes and the makers of its extensions publish.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,12 @@ def documents(text: str) -> tuple[Object, ...]:
 
 def pod_specs(files: Mapping[str, str]) -> Iterator[tuple[str, Object]]:
     """All pods: the name of the component, and the spec."""
-    for _, manifest in objects(files):
+    return pods_of(manifest for _, manifest in objects(files))
+
+
+def pods_of(manifests: Iterable[Object]) -> Iterator[tuple[str, Object]]:
+    """The same of objects."""
+    for manifest in manifests:
         spec = manifest.get("spec", {})
         parts = spec.get("leaderWorkerTemplate", spec)
         for key in ("template", "leaderTemplate", "workerTemplate"):

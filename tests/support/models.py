@@ -7,6 +7,7 @@ loud channels, as trained models do, so that calibration has something to find.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,12 +80,14 @@ def make_checkpoint(
     rope_key: Literal["rope_parameters", "rope_theta"] = "rope_parameters",
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
     seed: int = 0,
+    repeated: bool = False,
     **settings: Any,
 ) -> Path:
     """Write config, weights and tokenizer into `directory` and return it.
 
     `rope_key` chooses how config.json holds the rotary settings: as transformers 5 writes them (`rope_parameters`), or
     as the checkpoints of the hub have them (`rope_theta` and `rope_scaling`). `settings` are further keys of it.
+    `repeated` makes large matrices fast, of few rows that come again.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = _config(
@@ -101,7 +104,8 @@ def make_checkpoint(
     _write_json(
         directory / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
     )
-    weights = _weights(config, np.random.default_rng(seed))
+    random = np.random.default_rng(seed)
+    weights = _weights(config, _Repeating(random) if repeated else random)
     kind = np.dtype(dtype) if dtype != "bfloat16" else np.dtype(ml_dtypes.bfloat16)
     tensors = {name: value.astype(kind) for name, value in weights.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -206,7 +210,20 @@ def _config(
     return config
 
 
-def _weights(config: Mapping[str, Any], random: np.random.Generator) -> dict[str, np.ndarray]:
+class _Repeating:
+    """A source of random numbers whose matrices have 64 different rows."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+
+    def standard_normal(self, size: Any) -> Any:
+        if not isinstance(size, tuple):
+            return self._random.standard_normal(size)
+        block = self._random.standard_normal((64, size[1]), np.float32)
+        return np.tile(block, (-(-size[0] // 64), 1))[: size[0]]
+
+
+def _weights(config: Mapping[str, Any], random: Any) -> dict[str, np.ndarray]:
     if config["model_type"] in DESCRIBED:
         return _described_weights(config, random)
     hidden = config["hidden_size"]
@@ -295,7 +312,7 @@ def _feed_forward(config: Mapping[str, Any], random: np.random.Generator) -> dic
 
 
 def _linear(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    return random.standard_normal((rows, columns)) / np.sqrt(columns)
+    return random.standard_normal((rows, columns)) / math.sqrt(columns)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -312,18 +329,10 @@ INPUT_AMAX = 16.0
 
 
 def quantize_checkpoint(
-    source: Path,
-    into: Path,
-    form: str,
-    *,
-    group_size: int = 64,
-    kv_cache: bool = False,
-    head: bool = False,
+    source: Path, into: Path, form: str, *, group_size: int = 64, kv_cache: bool = False, head: bool = False,
     seed: int = 0,
-) -> Path:
-    """Write the checkpoint `source` into `into`, the linear layers of its blocks quantized, and `head` if
-    asked.
-    """
+) -> Path:  # fmt: skip
+    """Write the checkpoint `source` into `into`, the linear layers of its blocks and perhaps the head quantized."""
     into.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, into / name)

@@ -13,13 +13,27 @@ from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, 
 from pipeline.plan.performance.accuracy import speculation_checks
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
 from pipeline.plan.performance.constants import fitted_constants
-from pipeline.plan.performance.estimates import QUANTITIES, QUANTITY_NAMES, FigureClass, figure_classes
+from pipeline.plan.performance.estimates import (
+    MANY_SET_UPS,
+    QUANTITIES,
+    QUANTITY_NAMES,
+    ForecastErrors,
+    figure_classes,
+    joint_errors,
+)
 from pipeline.plan.performance.fit import FitRow
 from pipeline.plan.performance.published import figure_source, figures
 from pipeline.store import Json
 
 if TYPE_CHECKING:
     from pipeline.bench.forecast import BenchCalibration
+
+
+_MEMBERS = {
+    "dense": "all dense",
+    "sparse": "all sparse",
+    "small": f"all classes of fewer than {MANY_SET_UPS} set-ups",
+}
 
 
 def accuracy_page(*, as_json: bool) -> str:
@@ -72,6 +86,11 @@ def _speed_lines() -> Iterator[str]:
                 f"   {f'{group.low:.2f} to {group.high:.2f}':<13} {_coverage(group):>10}"
                 f"   {group.unseen:>23.1%} {_held(group.unseen_covered):>6}"
             )
+        for joint in (joint for joint in joint_errors() if joint.quantity == quantity):
+            yield (
+                f"  {_MEMBERS[joint.members]:<43} {joint.count:>5} {joint.set_ups:>7} {joint.mean:>6.1%} "
+                f"{joint.median:>7.1%} {joint.p90:>8.1%} {joint.bias:>+6.1%}   {'':<13} {_coverage(joint):>10}"
+            )
     yield ""
     yield from wrapped(
         "Set-ups (model, format, GPU, split, lengths) are left out together, from the fit and from what sets the "
@@ -102,7 +121,7 @@ def _speed_lines() -> Iterator[str]:
     yield from sorted({f"mtp: {gain.source}" for gain in speculation_checks()})
 
 
-def _coverage(group: FigureClass) -> str:
+def _coverage(group: ForecastErrors) -> str:
     if group.covered is None or group.covered_error is None:
         return "-"
     return f"{group.covered:.0%} ±{group.covered_error:.0%}{' ' if group.tells_coverage else '?'}"
@@ -117,6 +136,7 @@ def _speed_json() -> Mapping[str, Json]:
     return {
         "fitted": dict(fitted_constants()["fitted"]),
         "classes": [asdict(group) for group in figure_classes()],
+        "together": [asdict(joint) for joint in joint_errors()],
         "checks": list(fitted_constants()["checks"]),
         "speculation": [{**asdict(gain), "error": gain.error} for gain in speculation_checks()],
     }

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.plan.performance.brackets import ClassErrors, Kin, bracket, coverage
-from pipeline.plan.performance.estimates import QUANTITIES, Quantity
+from pipeline.plan.performance.estimates import MANY_SET_UPS, QUANTITIES, Quantity
 from pipeline.plan.performance.published import PublishedFigure
 
 FEWEST = 5  # measurements of a class
@@ -41,10 +41,13 @@ def by_class(offs: Offs) -> dict[Key, list[tuple[PublishedFigure, Quantity]]]:
 def row(key: Key, figure: dict[str, Any]) -> dict[str, Any]:
     """Name the parts of a class, and round its figures to three digits."""
     names = ("quantity", "structure", "format", "generation")
-    figure = {
+    return dict(zip(names, (QUANTITIES[key[0]], *key[1:]), strict=True)) | _rounded(figure)
+
+
+def _rounded(figure: dict[str, Any]) -> dict[str, Any]:
+    return {
         name: round(float(value), 3) if isinstance(value, float) else value for name, value in figure.items()
     }
-    return dict(zip(names, (QUANTITIES[key[0]], *key[1:]), strict=True)) | figure
 
 
 def classes(set_ups: Offs, unseen: Offs) -> list[dict[str, Any]]:
@@ -71,6 +74,35 @@ def classes(set_ups: Offs, unseen: Offs) -> list[dict[str, Any]]:
             "unseen_covered": held_unseen and held_unseen.share,
         }
         found.append(row(key, figure))
+    return found
+
+
+def together(offs: Offs, classes_: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Summarize classes together: dense and sparse models, and those of too few set-ups to be judged alone."""
+    of = by_class(offs)
+    found = []
+    for number, quantity in enumerate(QUANTITIES):
+        own = [one for one in classes_ if one["quantity"] == quantity]
+        for members, chosen in {
+            "dense": [one for one in own if one["structure"].startswith("dense")],
+            "sparse": [one for one in own if one["structure"].startswith("sparse")],
+            "small": [one for one in own if one["set_ups"] < MANY_SET_UPS],
+        }.items():
+            if not chosen:
+                continue
+            keys = [(number, one["structure"], one["format"], one["generation"]) for one in chosen]
+            counts = np.array([one["set_ups"] for one in chosen])
+            figure = {
+                **summary(np.array([offs[one] for key in keys for one in of[key]])),
+                "set_ups": int(counts.sum()),
+                "covered": float(np.average([one["covered"] for one in chosen], weights=counts)),
+                "covered_error": float(
+                    np.linalg.norm(counts * [one["covered_error"] for one in chosen]) / counts.sum()
+                ),
+            }
+            found.append(
+                {"quantity": quantity, "members": members, "classes": len(chosen)} | _rounded(figure)
+            )
     return found
 
 

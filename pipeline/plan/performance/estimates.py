@@ -27,6 +27,7 @@ QUANTITY_NAMES: Mapping[Quantity, str] = {
     "ttft-loaded": "first token under load, mean",
 }
 COVERAGE = 0.8  # share of set-ups that an interval covers
+MANY_SET_UPS = 20  # of a class whose brackets are judged alone, and not with those of other classes
 _TELLING = 0.05
 _MOST_STAGES = 4  # figures of more pipeline stages are missed by up to half, in both directions
 
@@ -63,50 +64,59 @@ def four_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-@dataclass(frozen=True, slots=True)
-class FigureClass:
-    """Measurements of one kind, and how far forecasts of them are off.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastErrors:
+    """How far forecasts of a quantity are off, where the measured set-up was left out of the fit.
 
     Attributes:
         quantity: Quantity that was measured.
-        structure: "dense" or "sparse".
-        format: Format of the weights.
-        generation: Generation of the GPUs, as `contracts/data/gpus.yaml` names their constants.
         count: Measurements.
         set_ups: Set-ups (model, format, GPU, split, lengths) that they are of.
-        mean: Mean of absolute relative errors, with the measured set-up left out of the fit.
+        mean: Mean of absolute relative errors.
         median: Their median.
         p90: Their 90th percentile.
         bias: Median of the errors; above 0 the forecast is too much.
-        low: Lower end of the bracket: measured over computed, 1 at most.
-        high: Upper end, 1 at least.
         covered: Share of set-ups within brackets that were set without them; None with one set-up alone.
         covered_error: Its standard error.
-        unseen: Median of absolute errors with all of the model on this GPU left out of the fit.
-        unseen_covered: Share of set-ups within the bracket then; None with one set-up alone.
     """
 
     quantity: Quantity
-    structure: str
-    format: str
-    generation: str
     count: int
     set_ups: int
     mean: float
     median: float
     p90: float
     bias: float
-    low: float
-    high: float
     covered: float | None
     covered_error: float | None
-    unseen: float
-    unseen_covered: float | None
 
     @property
     def tells_coverage(self) -> bool:
         """Whether there are enough set-ups to tell `COVERAGE` from five percent more or less."""
         return self.covered_error is not None and self.covered_error <= _TELLING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureClass(ForecastErrors):
+    """Errors of one class, and its bracket.
+
+    Attributes:
+        structure: "dense" or "sparse".
+        format: Format of the weights.
+        generation: Generation of the GPUs, as `contracts/data/gpus.yaml` names their constants.
+        low: Lower end of the bracket: measured over computed, 1 at most.
+        high: Upper end, 1 at least.
+        unseen: Median of absolute errors with all of the model on this GPU left out of the fit.
+        unseen_covered: Share of set-ups within the bracket then; None with one set-up alone.
+    """
+
+    structure: str
+    format: str
+    generation: str
+    low: float
+    high: float
+    unseen: float
+    unseen_covered: float | None
 
     @property
     def name(self) -> str:
@@ -114,6 +124,25 @@ class FigureClass:
         return (
             f"{self.structure} {'unquantized' if self.format == 'none' else self.format} on {self.generation}"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointErrors(ForecastErrors):
+    """Errors of several classes together.
+
+    Attributes:
+        members: "dense", "sparse", or "small": classes of fewer than `MANY_SET_UPS` set-ups.
+        classes: Classes that there are.
+    """
+
+    members: Literal["dense", "sparse", "small"]
+    classes: int
+
+
+@cache
+def joint_errors() -> tuple[JointErrors, ...]:
+    """List the errors of classes together."""
+    return tuple(JointErrors(**entry) for entry in fitted_constants()["together"])
 
 
 @cache

@@ -19,7 +19,14 @@ from pipeline.plan.performance import Workload, forecast
 from pipeline.plan.performance.accuracy import compute_figure, speculation_checks
 from pipeline.plan.performance.calibration import recipe_model
 from pipeline.plan.performance.constants import fitted_constants
-from pipeline.plan.performance.estimates import COVERAGE, QUANTITIES, Trust, figure_classes
+from pipeline.plan.performance.estimates import (
+    COVERAGE,
+    MANY_SET_UPS,
+    QUANTITIES,
+    Trust,
+    figure_classes,
+    joint_errors,
+)
 from pipeline.plan.performance.published import figure_source, figures
 from pipeline.recipe import CpuRuntime, Slo, load_recipe, packaged
 
@@ -77,13 +84,13 @@ def test_brackets_hold_four_of_five_set_ups_that_they_were_not_set_by() -> None:
     # As near as so many set-ups can tell.
     assert all(abs(share - COVERAGE) <= max(0.05, 2 * error) for _, share, error in found)
     assert all(
-        abs(share - COVERAGE) <= 0.05 for one, share, _ in found if one.tells_coverage or one.set_ups >= 20
+        abs(share - COVERAGE) <= 0.05
+        for one, share, _ in found
+        if one.tells_coverage or one.set_ups >= MANY_SET_UPS
     )
-    # A class of few set-ups may have one of them too many or too few beyond an end; all of these together tell more.
-    small = [(share, one.set_ups) for one, share, _ in found if one.set_ups < 20]
-    assert all(abs(share - COVERAGE) * set_ups < 2 for share, set_ups in small)
-    shares, counts = np.array(small).T
-    assert np.average(shares, weights=counts) == pytest.approx(COVERAGE, abs=0.05)
+    # A class of few set-ups may have one of them too many or too few beyond an end ...
+    few = [(share, one.set_ups) for one, share, _ in found if one.set_ups < MANY_SET_UPS]
+    assert all(abs(share - COVERAGE) * set_ups < 2 for share, set_ups in few)
     assert sum(one.tells_coverage for one, _, _ in found) >= 3
     text = accuracy_page(as_json=False)
     assert "too few set-ups" in text
@@ -91,6 +98,29 @@ def test_brackets_hold_four_of_five_set_ups_that_they_were_not_set_by() -> None:
         told = f"{one.name:<43} {one.count:>5} {one.set_ups:>7} {one.mean:>6.1%}"
         line = next(line for line in text.splitlines() if told in line)
         assert f"{share:.0%} ±{error:.0%}{'' if one.tells_coverage else '?'} " in line
+
+
+def test_classes_together_meet_what_they_are_meant_to() -> None:
+    joint = {(one.quantity, one.members): one for one in joint_errors()}
+    # ... all of these together tell more, quantity by quantity.
+    for one in joint.values():
+        classes = [each for each in figure_classes() if each.quantity == one.quantity]
+        chosen = {
+            "dense": [each for each in classes if each.structure.startswith("dense")],
+            "sparse": [each for each in classes if each.structure.startswith("sparse")],
+            "small": [each for each in classes if each.set_ups < MANY_SET_UPS],
+        }[one.members]
+        assert one.classes == len(chosen)
+        assert one.count == sum(each.count for each in chosen)
+        assert one.mean == pytest.approx(sum(each.mean * each.count for each in chosen) / one.count, abs=1e-3)
+        assert one.covered == pytest.approx(COVERAGE, abs=0.05)
+    tokens, first = joint["tpot", "dense"], joint["ttft-loaded", "dense"]
+    assert tokens.mean <= 0.09
+    assert tokens.p90 <= 0.2
+    assert joint["tpot", "sparse"].mean <= 0.15
+    assert joint["tpot", "sparse"].p90 <= 0.35
+    assert max(first.median, joint["ttft-loaded", "sparse"].median) <= 0.3
+    assert max(first.p90, joint["ttft-loaded", "sparse"].p90) <= 0.8
 
 
 def test_gains_of_prediction_layers_come_near_the_published_ones() -> None:
