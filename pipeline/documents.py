@@ -210,7 +210,10 @@ def _compose(raw: bytes, document: Document) -> yaml.Node | None:
             fast: yaml.Node | None = yaml.compose(text, _FastLoader)
             return fast
         return None
-    except yaml.YAMLError:
+    except yaml.YAMLError as error:
+        if "nesting depth" in str(error):  # of a thousand, for which the parser in Python takes seconds
+            document.refuse("is nested too deeply", line=1)
+            return None
         return _compose_in_python(text, document)
 
 

@@ -159,7 +159,7 @@ class Ratio:
             return None
         logs = np.log([b / a for a, b in rounds])
         kept = len(logs) - 2 * int(_TRIM * len(logs))
-        return cls(float(_trimmed(logs)), _scatter(logs) / math.sqrt(len(logs)), kept - 1)
+        return cls(_trimmed(logs), _scatter(logs) / math.sqrt(len(logs)), kept - 1)
 
     @property
     def interval(self) -> Interval:
@@ -185,7 +185,7 @@ class Ratio:
 
 def trimmed_mean(values: Sequence[float]) -> float:
     """Geometric mean of values above 0 without the lowest and the highest fifth."""
-    return math.exp(float(_trimmed(np.log(np.asarray(values, np.float64)))))
+    return math.exp(_trimmed(np.log(np.asarray(values, np.float64))))
 
 
 def scatter(rounds: Sequence[tuple[float, float]]) -> float:
@@ -193,19 +193,26 @@ def scatter(rounds: Sequence[tuple[float, float]]) -> float:
     return _scatter(np.log([b / a for a, b in rounds]))
 
 
-def _trimmed(values: Values) -> Any:
-    from scipy.stats import trim_mean
-
-    return trim_mean(values, _TRIM)
+def _trimmed(values: Values) -> float:
+    """Mean without the outermost, as `scipy.stats.trim_mean` has it, which takes fifty times as long to be called."""
+    cut = int(_TRIM * len(values))
+    kept = np.partition(values, (cut, len(values) - cut - 1))[cut : len(values) - cut]
+    return float(kept.mean())
 
 
 def _scatter(ratios: Values) -> float:
-    """Standard error of the trimmed mean times the root of the rounds, in place of a standard deviation."""
-    from scipy.stats.mstats import trimmed_stde
+    """Standard error of the trimmed mean times the root of the rounds, in place of a standard deviation.
 
+    It is that of `scipy.stats.mstats.trimmed_stde`: of the values with the outermost drawn in to their neighbours.
+    """
     if len(ratios) < 1 / _TRIM:
         return float(np.std(ratios, ddof=1))
-    return float(trimmed_stde(ratios, (_TRIM, _TRIM))) * math.sqrt(len(ratios))
+    order, cut, count = np.argsort(ratios), int(_TRIM * len(ratios)), len(ratios)
+    drawn_in = ratios.copy()
+    drawn_in[order[:cut]] = ratios[order[cut]]
+    drawn_in[order[count - cut :]] = ratios[order[count - cut - 1]]
+    error = drawn_in.std(ddof=1) / ((1 - _TRIM - _TRIM) * np.sqrt(count))
+    return float(error) * math.sqrt(count)
 
 
 def share_difference(a: tuple[int, int], b: tuple[int, int], alpha: float = ALPHA) -> Interval:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pipeline.plan.model_facts import TokenizerFacts, read_model_facts
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
 from pipeline.prepare.report import PlanReport
 from pipeline.recipe import Draft, HubSource, LocalSource, Recipe
-from pipeline.recipe.catalog import entries
+from pipeline.recipe.catalog import CatalogEntry, entries
 
 # Features that a recipe uses unless it says otherwise -> the setting that says otherwise.
 _DEFAULT_FEATURES = {
@@ -43,6 +44,12 @@ class KnownDraft:
         return self.draft.model_dump(mode="json", include=keys, exclude_defaults=True, exclude_none=True)
 
 
+@cache
+def _packaged() -> tuple[CatalogEntry, ...]:
+    """The packaged recipes, which are read once: a first recipe asks for them several times."""
+    return tuple(entries())
+
+
 def known_draft(source: HubSource | LocalSource, sizes: ModelSizes, *, eagle: bool) -> KnownDraft | None:
     """Find a draft for a model.
 
@@ -54,7 +61,7 @@ def known_draft(source: HubSource | LocalSource, sizes: ModelSizes, *, eagle: bo
         of at most half its size, whose tokenizer gives the same ids. None if there is none.
     """
     own = TokenizerFacts.read(source.path) if isinstance(source, LocalSource) else None
-    for entry in entries():
+    for entry in _packaged():
         other = entry.recipe
         if other is None or other.draft is None or (other.draft.method == "eagle3" and not eagle):
             continue
@@ -134,7 +141,7 @@ def lacking_features(architecture: str, version: str, device: str) -> dict[tuple
 
 def example_recipe(form: str) -> Recipe:
     """A packaged recipe with a budget for this format."""
-    fitting = (entry.recipe for entry in entries() if entry.quantization == form)
+    fitting = (entry.recipe for entry in _packaged() if entry.quantization == form)
     return next(recipe for recipe in fitting if recipe is not None and recipe.quantization.gate is not None)
 
 

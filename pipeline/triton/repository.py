@@ -21,6 +21,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,6 +167,12 @@ def content_digest(*folders: Path, sha256: Callable[[Path], str] = sha256_of) ->
             if path.is_file() and "__pycache__" not in path.parts:
                 digest.update(f"{path.relative_to(folder).as_posix()}\0{sha256(path)}\n".encode())
     return digest.hexdigest()
+
+
+@cache
+def source_digest(*folders: Path) -> str:
+    """Digest of folders that travel with this installation, which does not change while a program runs."""
+    return content_digest(*folders)
 
 
 def versions(contract: str, *distributions: str) -> dict[str, str]:

@@ -73,18 +73,17 @@ def test_adopt(run: Run, recipe: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert run("store", "gc", "--drop-handed-over", "tiny", "--yes").code == 2, "none waits any more"
 
 
-def test_a_build_keeps_what_waits_for_its_engine_until_it_is_given_up(recipe: str, tmp_path: Path) -> None:
-    """In processes of their own, since one that builds holds what it has used."""
+def test_a_build_keeps_what_waits_for_its_engine_until_it_is_given_up(
+    run: Run, recipe: str, tmp_path: Path
+) -> None:
+    """The build in a process of its own, since one that builds holds what it has used."""
     store = tmp_path / "store"
 
-    def pipeline(*words: str) -> str:
-        command = [sys.executable, "-m", "pipeline.cli.main", *words, "--json", "--store", str(store)]
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
-
     def collected(*words: str) -> set[str]:
-        return {item["name"] for item in json.loads(pipeline("store", "gc", "--yes", *words))["garbage"]}
+        return {item["name"] for item in run("store", "gc", "--yes", *words, "--json").json["garbage"]}
 
-    pipeline("build", recipe, "--executor", "print")
+    command = [sys.executable, "-m", "pipeline.cli.main", "build", recipe, "--executor", "print", "--json"]
+    subprocess.run([*command, "--store", str(store)], stdout=subprocess.PIPE, timeout=120, check=True)
     made = {path.name for path in (store / "artifacts").iterdir()}
     assert collected() == set()
     assert collected("--drop-handed-over", "tiny") == made

@@ -60,7 +60,7 @@ def test_a_stream(face: Face) -> None:
         assert (stats.chunks, stats.input_tokens, stats.output_tokens) == (2, 5, 4)
         assert stats.acceptance == 0.75
         assert 0 < stats.ttft_ms < stats.total_ms
-        assert stats.ttft_ms + stats.itl_ms[0] > 90  # a busy machine may hand over both at once
+        assert stats.ttft_ms + stats.itl_ms[0] > 45  # a busy machine may hand over both at once
         (request,) = server.requests
         assert (request.request_id, request.prompt) == ("mine", "Hi")
         assert request.finished.wait(5)

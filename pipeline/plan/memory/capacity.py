@@ -95,11 +95,15 @@ def _rank(demand: AdapterDemand) -> int:
     return max(adapter.rank for adapter in demand.known.values())
 
 
+Stages = tuple[tuple[str, int], ...]  # that a rank holds: role, and stage of that model
+
+
 @dataclass(frozen=True, slots=True)
 class _LoadedRank:
     """A rank before its KV caches."""
 
     index: int
+    stages: Stages
     lines: tuple[MemoryLine, ...]  # in load order
     token_bytes: dict[str, int]  # role -> of one token
     pool: int  # bytes that KV caches of this rank may take together; negative: weights and buffers do not fit
@@ -111,19 +115,19 @@ class _LoadedRank:
 
 def _load_ranks(spec: DeploymentSpec) -> list[_LoadedRank]:
     """All ranks, of which those that hold the same stages of the same models are alike."""
-    alike: dict[tuple[tuple[str, int], ...], _LoadedRank] = {}
+    alike: dict[Stages, _LoadedRank] = {}
     ranks: list[_LoadedRank] = []
     for index in range(spec.ranks):
         stages = tuple(
             (model.role, index // model.split.tensor) for model in spec.models if index < model.split.world
         )
         if stages not in alike:
-            alike[stages] = _load_rank(spec, index)
+            alike[stages] = _load_rank(spec, index, stages)
         ranks.append(replace(alike[stages], index=index))
     return ranks
 
 
-def _load_rank(spec: DeploymentSpec, index: int) -> _LoadedRank:
+def _load_rank(spec: DeploymentSpec, index: int, stages: Stages) -> _LoadedRank:
     """Everything on a rank but its KV caches."""
     models = [model for model in spec.models if index < model.split.world]
     lines = [_runtime(spec), *(line for model in models for line in _model(model, index, spec.is_gpu))]
@@ -136,7 +140,7 @@ def _load_rank(spec: DeploymentSpec, index: int) -> _LoadedRank:
         model.role: kv_token_bytes(model, index // model.split.tensor, spec.sequence_tokens)
         for model in models
     }
-    return _LoadedRank(index, tuple(lines), costs, min(pool, left))
+    return _LoadedRank(index, stages, tuple(lines), costs, min(pool, left))
 
 
 def _cache_lines(spec: DeploymentSpec, rank: _LoadedRank, tokens: int) -> tuple[MemoryLine, ...]:
@@ -352,9 +356,10 @@ def plan_memory(spec: DeploymentSpec) -> MemoryPlan:
     ]  # stages beyond the layers hold none
     fewest = min(_tokens(rank) for rank in holding)
     tokens = max(0, fewest if spec.most_tokens is None else min(fewest, spec.most_tokens)) // block * block
+    alike = {rank.stages: rank for rank in loaded}
+    caches = {stages: _cache_lines(spec, rank, tokens) for stages, rank in alike.items()}
     ranks = tuple(
-        RankMemory(rank.index, spec.capacity, (*rank.lines, *_cache_lines(spec, rank, tokens)))
-        for rank in loaded
+        RankMemory(rank.index, spec.capacity, (*rank.lines, *caches[rank.stages])) for rank in loaded
     )
     least = min(rank.pool for rank in holding)
     # Where weights and buffers do not fit, those that lack the most.

@@ -25,9 +25,10 @@ from typing import Generic, TypeVar
 from pipeline.plan.performance.served_engine import ServedEngine
 
 # A step counts as done when the clock is this close to its end: sums of floating-point numbers.
-_NEARLY = 1e-6
+NEARLY = 1e-6
+_NEVER = math.inf
 # Steps after which the time of a step is worked out anew, because answers have become longer.
-_MOST_STEPS = 128.0
+MOST_STEPS = 128.0
 
 
 class EngineRequest:
@@ -77,7 +78,7 @@ class EngineScheduler(Generic[R]):
         self.due_s = math.inf
         self.steps: list[tuple[float, ...]] | None = [] if record else None
         self._blocks, self._block_tokens = service.blocks, service.block_tokens
-        self._progress = service.times.progress
+        self._progress, self._balance = service.times.progress, service.balance
         self._rank_tokens = service.step_tokens // service.ranks
         # Requests that wait for pages.
         self._waiting: deque[R] = deque()
@@ -112,7 +113,7 @@ class EngineScheduler(Generic[R]):
         if self.service.overlaps and (self._sequences or self._mixed_until < math.inf):
             # The step after the one that is under way has been scheduled.
             under_way = (
-                math.floor(self._step + _NEARLY) + 1 if self._mixed_until == math.inf else self._mixed_ends
+                math.floor(self._step + NEARLY) + 1 if self._mixed_until == math.inf else self._mixed_ends
             )
             request.earliest = under_way + 1
         self._waiting.append(request)
@@ -125,19 +126,21 @@ class EngineScheduler(Generic[R]):
             Requests whose answers have ended by then; they are out of it already.
         """
         sequences, seconds = self._sequences, now - self._at
-        steps = seconds * self._steps_per_s
-        tokens = steps * self._progress * len(sequences)
-        if self.steps is not None and seconds > 0 and self._mixed_until == math.inf:
-            self.steps.append((seconds, steps, len(sequences), self._context + tokens / 2, 0, 0.0, 0.0, 0, 0))
-        self._step += steps
-        self._context += tokens
-        self._at = now
+        if seconds:
+            number, context = len(sequences), self._context
+            steps = seconds * self._steps_per_s
+            tokens = steps * self._progress * number
+            if self._mixed_until == _NEVER and self.steps is not None and seconds > 0:
+                self.steps.append((seconds, steps, number, context + tokens / 2, 0, 0.0, 0.0, 0, 0))
+            self._step += steps
+            self._context = context + tokens
+            self._at = now
         ended: list[R] = []
-        over = self._step + _NEARLY
+        over = self._step + NEARLY
         while sequences and sequences[0][0] <= over:
             ended.append(self._finish(heappop(sequences)[2], generated=True))
         if now >= self._mixed_until:
-            self._mixed_until = math.inf
+            self._mixed_until = _NEVER
             # Whole steps are over; what floating point has left of one is not.
             self._step = float(round(self._step))
             done, self._mixed_done = self._mixed_done, []
@@ -156,23 +159,23 @@ class EngineScheduler(Generic[R]):
             Time of the next event: `due_s`.
         """
         # Comparisons in place of `min` and `max`: this runs at each event, some ten thousand times in a forecast.
-        sequences, ahead = len(self._sequences), 0.0
-        if sequences:
+        number, ahead = len(self._sequences), 0.0
+        if number:
             ahead = self._sequences[0][0] - self._step
-            ahead = 0.0 if ahead < 0.0 else _MOST_STEPS if ahead > _MOST_STEPS else ahead
-        if self._mixed_until == math.inf:
+            ahead = 0.0 if ahead < 0.0 else MOST_STEPS if ahead > MOST_STEPS else ahead
+        if self._mixed_until == _NEVER:
             waiting = any(self._prompts)
             held = self._held_steps() if waiting else 0.0
-            if waiting and held <= _NEARLY:
+            if waiting and held <= NEARLY:
                 self._begin_mixed(now)
-            elif sequences:
-                ahead = min(ahead, held or ahead)
-                halfway = self._context + sequences * self._progress * ahead / 2
-                self._steps_per_s = 1 / self.service.times.decode(sequences, halfway)
+            elif number:
+                ahead = held if held and held < ahead else ahead
+                halfway = self._context + number * self._progress * ahead / 2
+                self._steps_per_s = 1 / self.service.times.decode(number, halfway)
             else:
                 self._steps_per_s = 0.0
         due = self._mixed_until
-        if sequences:
+        if number:
             ends = now + ahead / self._steps_per_s
             due = ends if ends < due else due
         self.due_s = due
@@ -180,19 +183,19 @@ class EngineScheduler(Generic[R]):
 
     def _held_steps(self) -> float:
         """Steps for which prompts still wait: until they are scheduled, or for those of other ranks."""
-        balance, held = self.service.balance, 0.0
+        balance, held = self._balance, 0.0
         if self._sequences:
             held = min([queue[0][0].earliest for queue in self._prompts if queue]) - self._step
-        if held > _NEARLY or balance is None or not all(self._generating):
-            return max(0.0, held)
+        if balance is None or held > NEARLY or not all(self._generating):
+            return held if held > 0.0 else 0.0
         if not all(self._prompts):
             self._each_has_one = math.inf
-            passed = (self._step - self._timer + _NEARLY) // balance.timeout_steps
+            passed = (self._step - self._timer + NEARLY) // balance.timeout_steps
             self._timer += max(0.0, passed) * balance.timeout_steps
             # A timer that ends just now lets prompts in.
             ends = (
                 self._timer
-                if passed and self._step - self._timer <= _NEARLY
+                if passed and self._step - self._timer <= NEARLY
                 else self._timer + balance.timeout_steps
             )
         else:
@@ -248,15 +251,33 @@ class EngineScheduler(Generic[R]):
 
     def _begin_mixed(self, now: float) -> None:
         """Begin a step with as many tokens of the prompts that wait as fit into it."""
-        self._timer, self._each_has_one = self._step, math.inf
-        times, sequences = self.service.times, len(self._sequences)
+        step, sequences = self._step, len(self._sequences)
+        self._timer, self._each_has_one = step, _NEVER
+        times, chunked, over = self.service.times, self.service.chunked, step + NEARLY
         tokens, read, pairs, begun, longest = 0, 0.0, 0.0, False, 0
         for rank, queue in enumerate(self._prompts):
-            if not queue:
-                continue
-            own = 0
-            used = self._generating[rank] * times.width
-            for request, piece, done in self._take_pieces(queue, used, is_first=not tokens):
+            own, taken = 0, False
+            room = self._rank_tokens - self._generating[rank] * times.width
+            if room < 1:
+                room = 1
+            while queue and room > 0:
+                request, left, done = queue[0]
+                # Where nothing else is in the step, a prompt begins in any case.
+                if request.earliest > over and (taken or sequences or tokens):
+                    break
+                piece = left
+                if left > room:
+                    if chunked:
+                        piece = room
+                    elif taken:
+                        break
+                taken = True
+                room -= piece
+                if piece < left:
+                    queue[0] = request, left - piece, done + piece
+                else:
+                    queue.popleft()
+                    self._mixed_done.append(request)
                 own, read, pairs = own + piece, read + done, pairs + piece * (done + piece / 2)
                 begun = begun or done == request.cached
             tokens += own
@@ -267,50 +288,20 @@ class EngineScheduler(Generic[R]):
         rest = wait_s = 0.0
         if sequences:
             # It begins when the step that is under way has ended.
-            rest = max(0.0, math.ceil(self._step - _NEARLY) - self._step)
+            rest = math.ceil(step - NEARLY) - step
+            rest = rest if rest > 0.0 else 0.0
             wait_s = rest * times.decode(sequences, self._context)
         self._mixed_until = now + wait_s + seconds
-        self._mixed_ends = round(self._step + rest) + 1
+        self._mixed_ends = round(step + rest) + 1
         if self.steps is not None:
             if wait_s:
                 self.steps.append((wait_s, rest, sequences, self._context, 0, 0.0, 0.0, 0, 0))
             self.steps.append((seconds, 1.0, sequences, self._context, tokens, read, pairs, begun, longest))
         self._steps_per_s = (rest + 1) / (wait_s + seconds)
 
-    def _take_pieces(
-        self, queue: deque[tuple[R, int, int]], used: int, *, is_first: bool
-    ) -> list[tuple[R, int, int]]:
-        """Take what fits into a step out of the prompts of a rank.
-
-        Args:
-            used: Tokens of its sequences, which come first.
-            is_first: Whether no other rank has a prompt in the step, so that one begins in any case.
-
-        Returns:
-            Requests with the tokens of their pieces, and the tokens before these.
-        """
-        room, chunked = max(1, self._rank_tokens - used), self.service.chunked
-        over = self._step + _NEARLY
-        taken: list[tuple[R, int, int]] = []
-        while queue and room > 0:
-            request, left, done = queue[0]
-            if request.earliest > over and (taken or self._sequences or not is_first):
-                break
-            if left > room and not chunked and taken:
-                break
-            piece = room if chunked and left > room else left
-            room -= piece
-            taken.append((request, piece, done))
-            if piece < left:
-                queue[0] = request, left - piece, done + piece
-            else:
-                queue.popleft()
-                self._mixed_done.append(request)
-        return taken
-
     def _generate(self, request: R, tokens: float) -> None:
         ends = (
-            self._step + math.ceil(tokens / self._progress - _NEARLY)
+            self._step + math.ceil(tokens / self._progress - NEARLY)
             if self._progress > 1
             else self._step + tokens
         )

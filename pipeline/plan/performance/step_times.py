@@ -53,9 +53,15 @@ class StepTimes:
         self._read_s, self._pair_s = read_s, pair_s
         self._hides_host, self._ranks, self._bundle = hides_host, ranks, bundle
         self.prompt_s, self.progress, self.width = prompt_s, progress, width
+        self._bundles: dict[int, StepTimes] = {}
 
     def bundled(self, bundle: int) -> StepTimes:
-        """Make the times of an engine whose sequences and prompts each stand for several."""
+        """Make the times of an engine whose sequences and prompts each stand for several; the same ones each time."""
+        if bundle not in self._bundles:
+            self._bundles[bundle] = self._bundled(bundle)
+        return self._bundles[bundle]
+
+    def _bundled(self, bundle: int) -> StepTimes:
         return StepTimes(
             lambda sequences, tokens, longest: self._work(sequences * bundle, tokens * bundle, longest),
             read_s=self._read_s * bundle,
@@ -86,7 +92,9 @@ class StepTimes:
             found = self._bare[sequences] = self._work(sequences, 0, 0), self._host(sequences)
         base, host_s = found
         device_s = base + self._read_s * context
-        return max(device_s, host_s) if self._hides_host else device_s + host_s
+        if self._hides_host:
+            return device_s if device_s >= host_s else host_s
+        return device_s + host_s
 
     def mixed(
         self, sequences: int, context: float, tokens: int, read: float, pairs: float, longest: int
@@ -110,4 +118,6 @@ class StepTimes:
         if self._ranks > 1:
             share = max(1 / self._ranks, longest / max(tokens * self._bundle, 1))
         device_s = base + self._read_s * (context + read) + self._pair_s * pairs * share
-        return max(device_s, host_s) if self._hides_host else device_s + host_s
+        if self._hides_host:
+            return device_s if device_s >= host_s else host_s
+        return device_s + host_s

@@ -9,9 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from pipeline.contracts.rules import rule
-from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.memory import MemoryPlan, deployment_spec, plan_memory
 from pipeline.plan.plan import TARGET
 from pipeline.plan.preflight.context import Check, Context, Objection
 
@@ -176,7 +174,7 @@ GPU, TENSOR, CONCURRENCY = "runtime.gpu", "runtime.tensor_parallel", "limits.max
 
 
 def _fits(context: Context) -> Iterator[Objection]:
-    memory = _planned(context)
+    memory = context.memory
     if memory is None or memory.verdict != "does not fit":
         return
     short, longest = -memory.tightest.headroom, memory.spec.sequence_tokens
@@ -190,7 +188,7 @@ def _fits(context: Context) -> Iterator[Objection]:
 
 
 def _concurrency(context: Context) -> Iterator[Objection]:
-    memory = _planned(context)
+    memory = context.memory
     if memory is not None and memory.verdict == "fits in part":
         sequences, longest = memory.sequences, memory.spec.sequence_tokens
         yield Objection(
@@ -202,17 +200,6 @@ def _concurrency(context: Context) -> Iterator[Objection]:
 
 def _plan(context: Context) -> str:
     return shlex.join(("pipeline", "plan", *context.recipe.argv))
-
-
-def _planned(context: Context) -> MemoryPlan | None:
-    """None: sizes, GPU or types are not known, which other rules say where it matters."""
-    sizes = {model.role: model.sizes for model in context.models if model.sizes is not None}
-    adapters = context.target.facts.adapters
-    try:
-        demand = deployment_spec(context.recipe, sizes, context.emitted.steps, adapters=adapters)
-    except UserError:
-        return None
-    return plan_memory(demand) if demand is not None else None
 
 
 MEMORY_CHECKS: Mapping[str, Check] = {"memory.fits": _fits, "memory.concurrency": _concurrency}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from pipeline.contracts import gpus, trtllm_build
@@ -16,7 +17,7 @@ from pipeline.contracts.rules import Severity
 from pipeline.errors import Fault, UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.memory import StepLimits
+from pipeline.plan.memory import MemoryPlan, StepLimits, deployment_spec, plan_memory
 from pipeline.plan.model_facts import ModelFacts
 from pipeline.plan.parallelism import Parallelism, parallelism
 from pipeline.plan.plan import DRAFT, TARGET
@@ -113,7 +114,7 @@ class RecipeModel:
         return self.sizes.architecture if self.sizes is not None else self.facts.architecture
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
     """One recipe with all that rules look at."""
 
@@ -143,7 +144,7 @@ class Context:
         runtime = self.recipe.runtime
         return runtime if isinstance(runtime, TensorRTRuntime | PyTorchRuntime) else None
 
-    @property
+    @cached_property
     def gpu(self) -> gpus.Gpu | None:
         """The recipe's GPU; None if it names none, or a GPU that is not known."""
         runtime = self.gpu_runtime
@@ -177,7 +178,7 @@ class Context:
         """The models whose sizes are known."""
         return tuple((model, model.sizes) for model in self.models if model.sizes is not None)
 
-    @property
+    @cached_property
     def release_problem(self) -> str:
         """Why there is no such release of TensorRT-LLM for this runtime; empty if there is."""
         runtime = self.gpu_runtime
@@ -194,6 +195,17 @@ class Context:
         """Release of TensorRT-LLM; None if the runtime is another, or there is no such release."""
         runtime = self.gpu_runtime
         return None if runtime is None or self.release_problem else runtime.version
+
+    @cached_property
+    def memory(self) -> MemoryPlan | None:
+        """Memory of all ranks; None: sizes, GPU or types are not known, which other rules say where it matters."""
+        sizes = {model.role: model.sizes for model in self.models if model.sizes is not None}
+        adapters = self.target.facts.adapters
+        try:
+            demand = deployment_spec(self.recipe, sizes, self.emitted.steps, adapters=adapters)
+        except UserError:
+            return None
+        return plan_memory(demand) if demand is not None else None
 
     def without_sizes(self, source_keys: Container[str]) -> Context:
         """Return a copy in which the sizes of the models at some keys are not known."""

@@ -25,7 +25,7 @@ from pipeline.runtimes.cpu.model_repository import (
 )
 from pipeline.store import Json
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.repository import content_digest
+from pipeline.triton.repository import source_digest
 
 
 class CpuBackend:
@@ -65,7 +65,7 @@ class CpuBackend:
             "runtime": "cpu",
             "name": recipe.name,
             "serving": asdict(serving_settings(recipe)),
-            "sources": content_digest(resources.folder("model_repo"), ENGINE),
+            "sources": source_digest(resources.folder("model_repo"), ENGINE),
         }
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:

@@ -32,7 +32,7 @@ from pipeline.runtimes.pytorch.model_repository import (
 from pipeline.store import Json
 from pipeline.triton.config import render
 from pipeline.triton.deployment import TARGET_MODEL, Deployment, DeploymentLimits, Requirements
-from pipeline.triton.repository import content_digest
+from pipeline.triton.repository import source_digest
 
 
 class PyTorchBackend:
@@ -93,7 +93,7 @@ class PyTorchBackend:
             "config": render(llmapi_model(settings)),
             "limits": _limits(recipe).model_dump(mode="json"),
             "requirements": _requirements(recipe).model_dump(mode="json"),
-            "sources": content_digest(models / "llmapi", models / "shared"),
+            "sources": source_digest(models / "llmapi", models / "shared"),
         }
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:

@@ -33,7 +33,7 @@ from pipeline.runtimes.tensorrt.model_repository import (
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings, settings_of
 from pipeline.store import Json
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
-from pipeline.triton.repository import content_digest
+from pipeline.triton.repository import source_digest
 
 
 class TensorRTBackend:
@@ -76,7 +76,7 @@ class TensorRTBackend:
             },
             "requirements": requirements(recipe).model_dump(mode="json"),
             "gpu_memory_mib": gpu(runtime_settings(recipe).gpu).driver_mib,
-            "sources": content_digest(resources.folder("model_repo")),
+            "sources": source_digest(resources.folder("model_repo")),
         }
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
