@@ -53,7 +53,8 @@ def pytest_collection_finish() -> None:
 TOGETHER = {
     "ModelOpt, transformers and torch": (
         "tests/stages/", "tests/runtimes/test_cpu_ir_", "tests/runtimes/test_cpu_engine_context_logits",
-        "tests/models/test_chat_template", "tests/models/test_sandbox", "tests/scripts/test_tiny_checkpoints",
+        "tests/runtimes/test_cpu_engine_processor", "tests/models/test_chat_template", "tests/models/test_sandbox",
+        "tests/scripts/test_tiny_checkpoints",
     ),
     "the checked-in pair as OpenVINO models": ("tests/runtimes/test_cpu_engine_",),
     "a store in which tiny-cpu is served, and Triton's usual ports": ("tests/e2e/",),

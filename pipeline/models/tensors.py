@@ -8,6 +8,7 @@ https://github.com/huggingface/safetensors, version 0.x.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -126,9 +127,15 @@ class TensorFiles(TensorMap):
         header = self.headers[name]
         if 0 in header.shape:
             return np.empty(header.shape, DTYPES[header.dtype])
-        raw = np.memmap(
-            header.file, np.uint8, mode="r", offset=header.begin, shape=(header.end - header.begin,)
-        )
+        within = header.begin % mmap.ALLOCATIONGRANULARITY
+        with open(header.file, "rb", buffering=0) as file:
+            pages = mmap.mmap(
+                file.fileno(),
+                within + header.end - header.begin,
+                offset=header.begin - within,
+                access=mmap.ACCESS_READ,
+            )
+        raw = np.frombuffer(pages, np.uint8, offset=within)
         return raw.view(DTYPES[header.dtype]).reshape(header.shape)
 
     def _check_index(self) -> None:

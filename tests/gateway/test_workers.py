@@ -251,6 +251,7 @@ def test_workers_count_losses_together(served: Served) -> None:
     assert [served.metrics(client)[quarantined] for client in served.clients()] == [1, 1]
 
 
+@pytest.mark.servers
 def test_a_second_ctrl_c_ends_all_workers_at_once(tmp_path: Path) -> None:
     """The first lets requests under way be completed."""
     hosts = HostsFile(tmp_path / "hosts")

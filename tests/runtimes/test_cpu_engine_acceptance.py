@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.runtimes.cpu.engine import EngineRequest, EngineSettings, InvalidRequest, SamplingParams
+from pipeline.runtimes.cpu.engine import EngineSettings, InvalidRequest, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.sampler import accept_or_resample, gumbel
 from tests.support.engine import VOCAB, Answer, FakeModel, answer, next_logits, request
 
 PROMPT = [1, 2, 3]
+CONCURRENCY = 8
 
 
 def distance(counts: Counter[Any], shares: dict[Any, float]) -> float:
@@ -61,13 +63,14 @@ def test_a_threshold_decides_alone(seed: int, position: int, token: int, thresho
 
 
 def make(noise: float = 0.0) -> EngineCore:
-    chosen = EngineSettings(max_concurrency=8, max_draft_tokens=4, kv_blocks=200)
+    chosen = EngineSettings(max_concurrency=CONCURRENCY, max_draft_tokens=4, kv_blocks=200)
     return EngineCore(FakeModel(noise), None, chosen)  # type: ignore[arg-type]
 
 
-def proposal(draft: EngineCore, count: int, sampling: SamplingParams) -> Answer:
-    asked = EngineRequest("d", tuple(PROMPT), count, None, sampling=sampling, logits=True)
-    return answer(draft, asked)[0]
+def proposals(draft: EngineCore, count: int, choices: Sequence[SamplingParams]) -> list[Answer]:
+    return answer(
+        draft, *(request(at, PROMPT, count, sampling=one, logits=True) for at, one in enumerate(choices))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,19 +85,20 @@ def test_two_tokens_from_draft_and_target(pair: tuple[EngineCore, EngineCore], m
     alone: Counter[tuple[int, ...]] = Counter()
     drafted: Counter[tuple[int, ...]] = Counter()
     accepted = 0
-    for seed in range(1000):
-        sampling = SamplingParams(seed=seed, **more)
-        proposed = proposal(draft, 2, sampling)
-        logits = np.concatenate([output.logits for output in proposed.outputs if output.logits is not None])
-        first = answer(
-            target,
-            request(
-                "t", PROMPT, 3, sampling=sampling, draft_tokens=tuple(proposed.tokens), draft_logits=logits
-            ),
-        )[0]
-        accepted += first.metrics.draft_tokens_accepted
-        drafted[tuple(first.tokens[:2])] += 1
-        alone[tuple(answer(target, request("a", PROMPT, 2, sampling=sampling))[0].tokens)] += 1
+    for seeds in (range(at, at + CONCURRENCY) for at in range(0, 1000, CONCURRENCY)):
+        choices = [SamplingParams(seed=seed, **more) for seed in seeds]
+        first = []
+        for seed, sampling, proposed in zip(seeds, choices, proposals(draft, 2, choices), strict=True):
+            rows = [output.logits for output in proposed.outputs if output.logits is not None]
+            drafts = {"draft_tokens": tuple(proposed.tokens), "draft_logits": np.concatenate(rows)}
+            first.append(request(seed, PROMPT, 3, sampling=sampling, **drafts))
+        for judged in answer(target, *first):
+            accepted += judged.metrics.draft_tokens_accepted
+            drafted[tuple(judged.tokens[:2])] += 1
+        plain = (
+            request(seed, PROMPT, 2, sampling=sampling) for seed, sampling in zip(seeds, choices, strict=True)
+        )
+        alone.update(tuple(got.tokens) for got in answer(target, *plain))
     shares = {key: count / alone.total() for key, count in alone.items()}
     assert 160 < accepted < 2000
     assert distance(drafted, shares) < 0.11  # two samples of 1000 from one distribution: about 0.07

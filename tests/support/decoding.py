@@ -34,7 +34,7 @@ class Stateful:
             if long:
                 turn_long(model)
             exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-            options |= {"INFERENCE_NUM_THREADS": 2, **exact, **integer_options(model)}
+            options |= {"INFERENCE_NUM_THREADS": 1, **exact, **integer_options(model)}
             self.compiled = core.compile_model(model, "CPU", options)
         self._request = self.compiled.create_infer_request()
 
@@ -70,7 +70,7 @@ class Paged:
         from tests.support.engine import UnsettledModel
 
         self._model = UnsettledModel(
-            folder, EngineSettings(threads=2, max_sequence_tokens=longest, precision=precision)
+            folder, EngineSettings(threads=1, max_sequence_tokens=longest, precision=precision)
         )
         self._model.allocate([16] * len(self._model.windows))
 

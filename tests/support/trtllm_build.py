@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.contracts.trtllm_build import Flag, data, flags
 from pipeline.contracts.version_range import precedes
 from pipeline.runtimes.tensorrt.build_effects import BuildEffects, CheckpointConfig, effects
+from tests.support.fork_server import put_program
 
 if TYPE_CHECKING:
     import pytest
@@ -58,16 +58,6 @@ _ALWAYS = (
     "--output_generation_logits at runtime instead.",
     "padding removal and fMHA are both enabled, max_input_len is not required and will be ignored",
 )
-# Packages around `build_effects` without what they import, the recipe for one: that takes longer than all the rest.
-_PROGRAM = """#!{python}
-import sys, types
-sys.path.insert(0, {root!r})
-for name in ("pipeline.runtimes", "pipeline.runtimes.tensorrt"):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [{root!r} + "/" + name.replace(".", "/")]
-from tests.support.trtllm_build import Machine, main
-sys.exit(main(sys.argv[1:], Machine(version={version!r}, sm={sm})))
-"""
 
 
 def put_trtllm_build(
@@ -76,10 +66,7 @@ def put_trtllm_build(
     """Make it the first `trtllm-build` on PATH; the folder of the program."""
     programs = folder / "bin"
     programs.mkdir(parents=True, exist_ok=True)
-    program = programs / "trtllm-build"
-    root = str(Path(__file__).parents[2])
-    program.write_text(_PROGRAM.format(python=sys.executable, root=root, version=version, sm=sm))
-    program.chmod(0o755)
+    put_program(programs / "trtllm-build", __name__, version=version, sm=sm)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     return programs
 
@@ -91,6 +78,11 @@ class Machine:
         self.version, self.sm = version, sm
         self.failure = os.environ.get(FAILS, "")
         assert self.failure in ("", *FAILURES), self.failure
+
+
+def run(argv: Sequence[str], version: str, sm: int) -> int:
+    """Run it as a program of `fork_server`; the exit code."""
+    return main(argv, Machine(version, sm))
 
 
 def parser(version: str) -> argparse.ArgumentParser:
