@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -157,8 +158,9 @@ def pinned_version(distribution: str) -> str | None:
     return None
 
 
+@cache
 def version_of(distribution: str) -> str | None:
-    """The version that is installed; None if none is."""
+    """The version that is installed; None if none is. What is installed does not change while a program runs."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -1,14 +1,14 @@
 """One engine under a load in a single loop: the simulation of `scheduler`, without objects and calls for each event.
 
-A forecast simulates a hundred thousand requests. Where requests come from one queue and prompts are those of one rank,
-all of them pass the engine in the order in which they are asked, so that queues are positions in a list: those before
-`coming` were handed over by the front end, those before `given` are in the engine, those before `admitted` have pages,
-those before `prompted` have their prompts computed. Results are those of `EngineScheduler`, to the last digit.
+A forecast simulates a hundred thousand requests. They get to the engine in the order in which they are asked, so that
+most queues are positions in a list: requests before `coming` were handed over by the front end, those before `given`
+are in the engine, those before `admitted` have pages. Results are those of `EngineScheduler`, to the last digit.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -29,9 +29,9 @@ class RequestTimes:
     steps: list[tuple[float, ...]]
 
 
-def has_one_queue(service: ServedEngine) -> bool:
+def is_simple(service: ServedEngine) -> bool:
     """Whether `run_one` simulates an engine: prompts do not wait for those of other ranks."""
-    return service.ranks == 1 and service.balance is None
+    return service.balance is None
 
 
 def run_one(
@@ -43,7 +43,8 @@ def run_one(
         lengths: Tokens of each prompt and of its answer, one at least of each.
     """
     times, slots, admit_s, most_blocks = service.times, service.slots, service.admit_s, service.blocks
-    step_tokens, chunked, overlaps = service.step_tokens, service.chunked, service.overlaps
+    chunked, overlaps, ranks = service.chunked, service.overlaps, service.ranks
+    rank_tokens, all_ranks = service.step_tokens // ranks, range(ranks)
     progress, width, prompt_s, seconds_of, decode = (
         times.progress, times.width, times.prompt_s, times.mixed, times.decode
     )  # fmt: skip
@@ -51,16 +52,45 @@ def run_one(
     needed = [min(-(-(prompt + answer) // page), most_blocks) for prompt, answer in lengths]
     asked_s, first_s, ended_s, earliest = list(starts), [0.0] * total, [0.0] * total, [0.0] * total
     steps: list[tuple[float, ...]] = []
-    asked, coming, given, admitted, prompted, done = len(asked_s), 0, 0, 0, 0, 0
-    in_flight = used = 0
+    asked, coming, given, admitted, queued = len(asked_s), 0, 0, 0, 0
+    in_flight = used = begun_order = 0
+    # By rank: requests whose prompts are to be computed, tokens done of the first, how many have pages, and generate.
+    prompts, done = [deque[int]() for _ in all_ranks], [0] * ranks
+    active, generating, rank_of = [0] * ranks, [0] * ranks, [0] * total
     # Sequences that generate, by the step after which each ends; tokens that all of them have behind them.
-    sequences: list[tuple[float, int]] = []
+    sequences: list[tuple[float, int, int]] = []
     context, step, pace, at = 0.0, 0.0, 0.0, 0.0  # pace: steps a second
-    # The step with prompts that is under way: its end, and the first request whose prompt is done then.
+    # The step with prompts that is under way: its end, and the requests whose prompts are done then.
     mixed_until = mixed_ends = _NEVER
-    mixed_from = 0
+    mixed_done: list[int] = []
     due, free_s = _NEVER, 0.0
     handed = max(asked_s[0], free_s) + admit_s if asked else _NEVER
+
+    def admit() -> None:
+        """Give pages to those who wait, in their order, as long as there are enough."""
+        nonlocal admitted, used, queued
+        while admitted < given and used + needed[admitted] <= most_blocks:
+            used += needed[admitted]
+            rank = active.index(min(active)) if ranks > 1 else 0
+            active[rank] += 1
+            rank_of[admitted] = rank
+            prompts[rank].append(admitted)
+            admitted += 1
+            queued += 1
+
+    def finish(request: int) -> None:
+        """Take a request out, and let others in."""
+        nonlocal asked, in_flight, used
+        ended_s[request] = at
+        in_flight -= 1
+        active[rank_of[request]] -= 1
+        used -= needed[request]
+        if asked < total:
+            asked_s.append(at)
+            asked += 1
+        if admitted < given:
+            admit()
+
     while True:
         now = handed if handed < due else due
         if now == _NEVER:
@@ -69,42 +99,36 @@ def run_one(
         number, seconds = len(sequences), now - at
         if seconds:
             passed = seconds * pace
-            tokens = passed * progress * number
+            made = passed * progress * number
             if mixed_until == _NEVER and seconds > 0:
-                steps.append((seconds, passed, number, context + tokens / 2, 0, 0.0, 0.0, 0, 0))
+                steps.append((seconds, passed, number, context + made / 2, 0, 0.0, 0.0, 0, 0))
             step += passed
-            context += tokens
+            context += made
             at = now
         over = step + NEARLY
         while sequences and sequences[0][0] <= over:
-            request = heappop(sequences)[1]
+            request = heappop(sequences)[2]
             prompt, answer = lengths[request]
             context = context - prompt - (answer - 1) if sequences else 0.0
             context = context if context > 0.0 else 0.0
-            ended_s[request] = now
-            in_flight -= 1
-            used -= needed[request]
-            if asked < total:
-                asked_s.append(now)
-                asked += 1
+            generating[rank_of[request]] -= 1
+            finish(request)
         if now >= mixed_until:
             mixed_until = _NEVER
             # Whole steps are over; what floating point has left of one is not.
             step = float(round(step))
-            for request in range(mixed_from, prompted):
+            ready, mixed_done = mixed_done, []
+            for request in ready:
                 first_s[request] = now
                 prompt, answer = lengths[request]
                 if answer > 1:
                     own = math.ceil((answer - 1) / progress - NEARLY) if progress > 1 else answer - 1
-                    heappush(sequences, (step + own, request))
+                    heappush(sequences, (step + own, begun_order, request))
+                    begun_order += 1
+                    generating[rank_of[request]] += 1
                     context += prompt
-                    continue
-                ended_s[request] = now
-                in_flight -= 1
-                used -= needed[request]
-                if asked < total:
-                    asked_s.append(now)
-                    asked += 1
+                else:
+                    finish(request)
         # The front end hands requests over one by one, in the order in which they were asked.
         handed = _NEVER
         while coming < asked:
@@ -122,9 +146,8 @@ def run_one(
                 under_way = math.floor(step + NEARLY) + 1 if mixed_until == _NEVER else mixed_ends
                 earliest[given] = under_way + 1
             given += 1
-        while admitted < given and used + needed[admitted] <= most_blocks:
-            used += needed[admitted]
-            admitted += 1
+        if admitted < given:
+            admit()
         # The next event.
         ahead = 0.0
         if number:
@@ -132,31 +155,37 @@ def run_one(
             ahead = 0.0 if ahead < 0.0 else MOST_STEPS if ahead > MOST_STEPS else ahead
         if mixed_until == _NEVER:
             held = _NEVER
-            if prompted < admitted:
-                held = earliest[prompted] - step if number else 0.0
+            if queued:
+                held = min([earliest[queue[0]] for queue in prompts if queue]) - step if number else 0.0
             if held <= NEARLY:
                 # A step begins with as many tokens of the prompts that wait as fit into it.
-                own, read, pairs, begun, mixed_from, over = 0, 0.0, 0.0, False, prompted, step + NEARLY
-                room = step_tokens - number * width
-                room = room if room > 1 else 1
-                while prompted < admitted and room > 0:
-                    if earliest[prompted] > over and (own or number):
-                        break
-                    piece = left = lengths[prompted][0] - done
-                    if left > room:
-                        if chunked:
-                            piece = room
-                        elif own:
+                tokens, read, pairs, begun, longest, over = 0, 0.0, 0.0, False, 0, step + NEARLY
+                for rank in all_ranks:
+                    queue, own = prompts[rank], 0
+                    room = rank_tokens - generating[rank] * width if queue else 0
+                    room = room if room > 1 else 1
+                    while queue and room > 0:
+                        request, before = queue[0], done[rank]
+                        if earliest[request] > over and (own or number or tokens):
                             break
-                    room -= piece
-                    own, read, pairs = own + piece, read + done, pairs + piece * (done + piece / 2)
-                    begun = begun or not done
-                    if piece < left:
-                        done += piece
-                    else:
-                        done = 0
-                        prompted += 1
-                seconds = seconds_of(number, context, own, read, pairs, own)
+                        piece = left = lengths[request][0] - before
+                        if left > room:
+                            if chunked:
+                                piece = room
+                            elif own:
+                                break
+                        room -= piece
+                        own, read, pairs = own + piece, read + before, pairs + piece * (before + piece / 2)
+                        begun = begun or not before
+                        if piece < left:
+                            done[rank] += piece
+                        else:
+                            done[rank] = 0
+                            mixed_done.append(queue.popleft())
+                            queued -= 1
+                    tokens += own
+                    longest = own if own > longest else longest
+                seconds = seconds_of(number, context, tokens, read, pairs, longest)
                 if begun:
                     seconds += prompt_s
                 rest = wait_s = 0.0
@@ -169,7 +198,7 @@ def run_one(
                         steps.append((wait_s, rest, number, context, 0, 0.0, 0.0, 0, 0))
                 mixed_until = now + wait_s + seconds
                 mixed_ends = round(step + rest) + 1
-                steps.append((seconds, 1.0, number, context, own, read, pairs, begun, own))
+                steps.append((seconds, 1.0, number, context, tokens, read, pairs, begun, longest))
                 pace = (rest + 1) / (wait_s + seconds)
             elif number:
                 ahead = held if held < ahead else ahead

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.plan.performance.disaggregated import DisaggregatedEngines
-from pipeline.plan.performance.one_engine import RequestTimes, has_one_queue, run_one
+from pipeline.plan.performance.one_engine import RequestTimes, is_simple, run_one
 from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
 from pipeline.plan.performance.served_engine import ServedEngine
 from pipeline.plan.performance.step_times import StepTimes
@@ -229,7 +229,7 @@ def _run(
     settled: int,
 ) -> QueueRun:
     """Run requests through an engine: `starts` are the times of the first ones, others follow an answer's end."""
-    if isinstance(service, ServedEngine) and has_one_queue(service):
+    if isinstance(service, ServedEngine) and is_simple(service):
         found = run_one(service, lengths, starts)
     else:
         found = run_scheduler(service, lengths, starts)

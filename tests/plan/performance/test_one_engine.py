@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.plan.performance import Workload
-from pipeline.plan.performance.one_engine import has_one_queue, run_one
+from pipeline.plan.performance.one_engine import is_simple, run_one
 from pipeline.plan.performance.queueing import run_scheduler
 from pipeline.plan.performance.served_engine import PromptBalance, ServedEngine
 from pipeline.plan.performance.step_times import StepTimes
@@ -25,14 +25,14 @@ def engines(draw: st.DrawFn) -> ServedEngine:
         prompt_s=draw(st.sampled_from([0.0, 3e-3])),
         progress=draw(st.sampled_from([1.0, 2.37])),
         width=draw(st.sampled_from([1, 4])),
-        ranks=draw(st.sampled_from([1, 8])),
+        ranks=draw(st.sampled_from([1, 4])),
         bundle=draw(st.sampled_from([1, 2])),
     )
     return ServedEngine(
         "", times,
         slots=draw(st.sampled_from([3, 16, 1000])), blocks=draw(st.sampled_from([90, 400, 100_000])),
         step_tokens=draw(st.sampled_from([64, 512, 8192])), chunked=draw(st.booleans()), overlaps=draw(st.booleans()),
-        admit_s=draw(st.sampled_from([0.0, 1e-3])),
+        admit_s=draw(st.sampled_from([0.0, 1e-3])), ranks=draw(st.sampled_from([1, 4])),
     )  # fmt: skip
 
 
@@ -52,6 +52,5 @@ def test_a_loop_has_the_results_of_the_scheduler(
 
 def test_prompts_that_wait_for_other_ranks_are_left_to_the_scheduler() -> None:
     service = ServedEngine("", StepTimes(lambda *_: 1.0), slots=1, blocks=10)
-    assert has_one_queue(service)
-    assert not has_one_queue(replace(service, ranks=2))
-    assert not has_one_queue(replace(service, balance=PromptBalance()))
+    assert is_simple(service)
+    assert not is_simple(replace(service, balance=PromptBalance()))
