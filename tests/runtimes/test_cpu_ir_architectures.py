@@ -90,16 +90,14 @@ GEMMA3 |= {"sliding_window": WINDOW, "rope_key": "rope_theta", "rope_scaling": L
 QWEN3_MOE: dict[str, Any] = {"experts": 8, "layers": 3, "mlp_only_layers": [1], "rope_scaling": YARN}
 VARIANTS = {
     "llama-tied": Variant("llama", {"tied": True, "rope_key": "rope_theta"}),
-    "llama-float16": Variant("llama", {"dtype": "float16"}),
-    "llama-every-head-its-own-keys": Variant("llama", {"kv_heads": 4}),
     "llama-llama3-scaling": Variant("llama", {"rope_scaling": LLAMA3_SCALING}),
-    "llama-linear-scaling": Variant("llama", {"rope_scaling": LINEAR_SCALING}),
-    "llama-biases": Variant("llama", {}, _with_biases),
+    "llama-float16-linear-scaling-biases-and-every-head-its-own-keys": Variant(
+        "llama", {"dtype": "float16", "rope_scaling": LINEAR_SCALING, "kv_heads": 4}, _with_biases
+    ),
     "qwen2-window-in-some-layers": Variant("qwen2", {}, _qwen2_upper_layers_windowed),
-    "qwen3": Variant("qwen3", {"tied": True, "head_dim": 32}),
     "phi3": Variant("phi3", {"heads": 2}),
     "mistral-window": Variant("mistral", {}, _mistral_windowed),
-    "qwen3-yarn": Variant("qwen3", {"rope_scaling": YARN}),
+    "qwen3-tied-yarn": Variant("qwen3", {"tied": True, "head_dim": 32, "rope_scaling": YARN}),
     "phi3-short-factors": Variant(
         "phi3", {**PHI4_MINI, "original_max_position_embeddings": 1024}, longest=200
     ),
