@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -30,6 +31,8 @@ from tests.support.kubernetes import (
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
 
 
+# A process that ends at once needs no garbage collection.
+SHORT = {"GOGC": "off"}
 Made = Callable[..., tuple[Object, ...]]
 
 
@@ -43,7 +46,12 @@ def written(files: dict[str, str], folder: Path) -> Path:
 def built(folder: Path) -> tuple[Object, ...]:
     """What `kubectl apply -k` would apply."""
     done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
+        ["kubectl", "kustomize", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | SHORT,
     )
     assert done.returncode == 0, done.stderr
     return documents(done.stdout)
@@ -195,7 +203,7 @@ def kubectl(server: ApiServer, objects: tuple[Object, ...], *words: str) -> None
         line = ["kubectl", "--server", server.url, "--cache-dir", cache_dir, "--namespace", "llama"]
         done = subprocess.run(
             [*line, *words, "--filename", "-"], input=yaml.safe_dump_all(made), capture_output=True, text=True,
-            timeout=60, check=False,
+            timeout=60, check=False, env=os.environ | SHORT,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

@@ -20,7 +20,7 @@ from pipeline.runtimes.cpu.engine import (
     RequestOutput,
 )
 from tests.runtimes.conftest import Pair
-from tests.support.engine import Answer, Broken, prompts, request
+from tests.support.engine import Answer, Broken, SharedModel, prompts, request
 from tests.support.waiting import wait_for
 
 PROMPTS = prompts(16)
@@ -54,6 +54,12 @@ def engine(cpu_pair: Pair) -> Iterator[Engine]:
     """For tests that leave it as it was."""
     with Engine(cpu_pair.target, cpu_pair.draft, EngineSettings(max_concurrency=16)) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of single tests share their compiled model; that of all tests has one of its own."""
+    monkeypatch.setattr("pipeline.runtimes.cpu.engine.engine.PagedModel", SharedModel)
 
 
 @pytest.fixture
