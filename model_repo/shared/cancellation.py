@@ -23,11 +23,13 @@ class WatchedSender:
 
     It can be asked for a cancellation by another thread than the one that sends. And what is sent stays in memory until
     it is: Triton (2.51) drops outputs that the client did not ask for without holding Python's GIL. Were those the last
-    references, arrays would be freed under the feet of other threads, which sooner or later corrupts the heap.
+    references, arrays would be freed under the feet of other threads, which sooner or later corrupts the heap. Triton's
+    sender is let go with the final flag: one that is freed after the model's end crashes the process, since the memory
+    that it shares with the server is gone by then.
     """
 
     def __init__(self, sender: Any) -> None:
-        self._sender = sender
+        self._sender = sender  # None once the final flag is sent
         self._lock = threading.Lock()
         self.closed = False  # the final flag was sent, or is being sent
 
@@ -39,6 +41,8 @@ class WatchedSender:
         kept = None if response is None else response.output_tensors()
         self._sender.send(response, flags=flags)
         del kept
+        if flags:
+            self._sender = None
 
     def is_cancelled(self) -> bool:
         """Whether the client has left before its last response."""

@@ -13,7 +13,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import lru_cache
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,20 +54,27 @@ def percentile(values: Sequence[float] | Values, percent: float) -> float:
 def percentile_intervals(values: Sequence[float] | Values) -> dict[int, Interval | None]:
     """Compute 95 % intervals of percentiles of independent values, whatever their distribution.
 
-    They are intervals between order statistics, from the binomial distribution (`scipy.stats.quantile_test`).
+    They are intervals between order statistics, from the binomial distribution: those of `scipy.stats.quantile_test`.
 
     Returns:
         Percentile -> interval; None where there are too few values for an interval with both ends.
     """
-    from scipy.stats import quantile_test
-
-    sample = np.asarray(values, np.float64)
+    ordered = np.sort(np.asarray(values, np.float64))
     intervals: dict[int, Interval | None] = {}
     for percent in PERCENTILES:
-        test: Any = quantile_test(sample, q=0.0, p=percent / 100)
-        low, high = test.confidence_interval(CONFIDENCE)
-        intervals[percent] = (float(low), float(high)) if np.isfinite(low) and np.isfinite(high) else None
+        low, high = _interval_places(len(ordered), percent)
+        ends = (float(ordered[low]), float(ordered[high])) if low >= 0 and high < len(ordered) else None
+        intervals[percent] = ends if ends is not None and np.isfinite(ends).all() else None
     return intervals
+
+
+@lru_cache(maxsize=4096)
+def _interval_places(count: int, percent: int) -> tuple[int, int]:
+    """Places of both ends among sorted values; outside of them where there are too few."""
+    from scipy.stats import binom
+
+    tail = (1 - CONFIDENCE) / 2
+    return int(binom.ppf(tail, count, percent / 100)) - 1, int(binom.isf(tail, count, percent / 100))
 
 
 def pooled_intervals(groups: Sequence[Sequence[float] | Values]) -> dict[int, Interval | None]:

@@ -77,6 +77,18 @@ def test_no_tensor_is_freed_while_it_is_sent() -> None:
     assert response.freed == 3
 
 
+def test_triton_s_sender_is_freed_with_the_last_response(watch: CancellationWatch) -> None:
+    """Although the watch keeps what it was given until it asks again."""
+    triton = Triton()
+    sender, gone = WatchedSender(triton), weakref.ref(triton)
+    watch.watch(sender, lambda: None)
+    del triton
+    sender.send(Response(), flags=0)
+    assert gone() is not None
+    sender.send(flags=1)
+    wait_for(lambda: gone() is None, "Triton's sender to be freed")
+
+
 def test_nothing_is_asked_after_the_last_response(watch: CancellationWatch) -> None:
     tritons = [Triton() for _ in range(30)]
     for triton in tritons:
