@@ -15,14 +15,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.plan.performance.disaggregated import DisaggregatedEngines
-from pipeline.plan.performance.one_engine import RequestTimes, is_simple, run_one
 from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
 from pipeline.plan.performance.served_engine import ServedEngine
 from pipeline.plan.performance.step_times import StepTimes
@@ -229,27 +227,6 @@ def _run(
     settled: int,
 ) -> QueueRun:
     """Run requests through an engine: `starts` are the times of the first ones, others follow an answer's end."""
-    if isinstance(service, ServedEngine) and is_simple(service):
-        found = run_one(service, lengths, starts)
-    else:
-        found = run_scheduler(service, lengths, starts)
-    asked_s, first_s, ended_s = (
-        np.array(seconds, np.float64) for seconds in (found.asked_s, found.first_s, found.ended_s)
-    )
-    drawn = np.array(lengths[: len(asked_s)], np.float64)
-    width = len(found.steps[0]) if found.steps else 0
-    steps = np.fromiter(chain.from_iterable(found.steps), np.float64, width * len(found.steps))
-    steps = steps.reshape(-1, width) if width else steps
-    progress, request_s = service.progress, service.request_s
-    return QueueRun(
-        asked_s, first_s, ended_s, drawn[:, 0], drawn[:, 1], steps, settled, bundle, progress, request_s
-    )
-
-
-def run_scheduler(
-    service: Engines, lengths: Sequence[tuple[int, int]], starts: Sequence[float]
-) -> RequestTimes:
-    """Run requests through engines of any kind, event by event."""
     scheduler = (
         EngineScheduler[EngineRequest](service, record=True)
         if isinstance(service, ServedEngine)
@@ -282,12 +259,21 @@ def run_scheduler(
         while waiting and scheduler.in_flight < slots:
             scheduler.give(waiting.popleft(), now)
         due = plan(now)
-    return RequestTimes(
-        [request.arrived_s for request in asked],
-        [request.first_token_s or 0.0 for request in asked],
-        [ended_s[id(request)] for request in asked],
-        list(scheduler.steps or ()),
-    )
+    rows = [
+        (
+            request.arrived_s,
+            request.first_token_s or 0.0,
+            ended_s[id(request)],
+            request.prompt,
+            request.answer,
+        )
+        for request in asked
+    ]
+    columns = np.array(rows, np.float64).T
+    steps = np.array(scheduler.steps, np.float64)
+    asked_s, first_s, ends_s, prompts, answers = columns
+    progress, request_s = service.progress, service.request_s
+    return QueueRun(asked_s, first_s, ends_s, prompts, answers, steps, settled, bundle, progress, request_s)
 
 
 @dataclass(frozen=True)

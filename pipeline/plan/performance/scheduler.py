@@ -25,10 +25,10 @@ from typing import Generic, TypeVar
 from pipeline.plan.performance.served_engine import ServedEngine
 
 # A step counts as done when the clock is this close to its end: sums of floating-point numbers.
-NEARLY = 1e-6
+_NEARLY = 1e-6
 _NEVER = math.inf
 # Steps after which the time of a step is worked out anew, because answers have become longer.
-MOST_STEPS = 128.0
+_MOST_STEPS = 128.0
 
 
 class EngineRequest:
@@ -113,7 +113,7 @@ class EngineScheduler(Generic[R]):
         if self.service.overlaps and (self._sequences or self._mixed_until < math.inf):
             # The step after the one that is under way has been scheduled.
             under_way = (
-                math.floor(self._step + NEARLY) + 1 if self._mixed_until == math.inf else self._mixed_ends
+                math.floor(self._step + _NEARLY) + 1 if self._mixed_until == math.inf else self._mixed_ends
             )
             request.earliest = under_way + 1
         self._waiting.append(request)
@@ -136,7 +136,7 @@ class EngineScheduler(Generic[R]):
             self._context = context + tokens
             self._at = now
         ended: list[R] = []
-        over = self._step + NEARLY
+        over = self._step + _NEARLY
         while sequences and sequences[0][0] <= over:
             ended.append(self._finish(heappop(sequences)[2], generated=True))
         if now >= self._mixed_until:
@@ -162,11 +162,11 @@ class EngineScheduler(Generic[R]):
         number, ahead = len(self._sequences), 0.0
         if number:
             ahead = self._sequences[0][0] - self._step
-            ahead = 0.0 if ahead < 0.0 else MOST_STEPS if ahead > MOST_STEPS else ahead
+            ahead = 0.0 if ahead < 0.0 else _MOST_STEPS if ahead > _MOST_STEPS else ahead
         if self._mixed_until == _NEVER:
             waiting = any(self._prompts)
             held = self._held_steps() if waiting else 0.0
-            if waiting and held <= NEARLY:
+            if waiting and held <= _NEARLY:
                 self._begin_mixed(now)
             elif number:
                 ahead = held if held and held < ahead else ahead
@@ -186,16 +186,16 @@ class EngineScheduler(Generic[R]):
         balance, held = self._balance, 0.0
         if self._sequences:
             held = min([queue[0][0].earliest for queue in self._prompts if queue]) - self._step
-        if balance is None or held > NEARLY or not all(self._generating):
+        if balance is None or held > _NEARLY or not all(self._generating):
             return held if held > 0.0 else 0.0
         if not all(self._prompts):
             self._each_has_one = math.inf
-            passed = (self._step - self._timer + NEARLY) // balance.timeout_steps
+            passed = (self._step - self._timer + _NEARLY) // balance.timeout_steps
             self._timer += max(0.0, passed) * balance.timeout_steps
             # A timer that ends just now lets prompts in.
             ends = (
                 self._timer
-                if passed and self._step - self._timer <= NEARLY
+                if passed and self._step - self._timer <= _NEARLY
                 else self._timer + balance.timeout_steps
             )
         else:
@@ -253,7 +253,7 @@ class EngineScheduler(Generic[R]):
         """Begin a step with as many tokens of the prompts that wait as fit into it."""
         step, sequences = self._step, len(self._sequences)
         self._timer, self._each_has_one = step, _NEVER
-        times, chunked, over = self.service.times, self.service.chunked, step + NEARLY
+        times, chunked, over = self.service.times, self.service.chunked, step + _NEARLY
         tokens, read, pairs, begun, longest = 0, 0.0, 0.0, False, 0
         for rank, queue in enumerate(self._prompts):
             own, taken = 0, False
@@ -288,7 +288,7 @@ class EngineScheduler(Generic[R]):
         rest = wait_s = 0.0
         if sequences:
             # It begins when the step that is under way has ended.
-            rest = math.ceil(step - NEARLY) - step
+            rest = math.ceil(step - _NEARLY) - step
             rest = rest if rest > 0.0 else 0.0
             wait_s = rest * times.decode(sequences, self._context)
         self._mixed_until = now + wait_s + seconds
@@ -301,7 +301,7 @@ class EngineScheduler(Generic[R]):
 
     def _generate(self, request: R, tokens: float) -> None:
         ends = (
-            self._step + math.ceil(tokens / self._progress - NEARLY)
+            self._step + math.ceil(tokens / self._progress - _NEARLY)
             if self._progress > 1
             else self._step + tokens
         )
