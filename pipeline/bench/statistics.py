@@ -13,8 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -54,27 +53,20 @@ def percentile(values: Sequence[float] | Values, percent: float) -> float:
 def percentile_intervals(values: Sequence[float] | Values) -> dict[int, Interval | None]:
     """Compute 95 % intervals of percentiles of independent values, whatever their distribution.
 
-    They are intervals between order statistics, from the binomial distribution: those of `scipy.stats.quantile_test`.
+    They are intervals between order statistics, from the binomial distribution (`scipy.stats.quantile_test`).
 
     Returns:
         Percentile -> interval; None where there are too few values for an interval with both ends.
     """
-    ordered = np.sort(np.asarray(values, np.float64))
+    from scipy.stats import quantile_test
+
+    sample = np.asarray(values, np.float64)
     intervals: dict[int, Interval | None] = {}
     for percent in PERCENTILES:
-        low, high = _interval_places(len(ordered), percent)
-        ends = (float(ordered[low]), float(ordered[high])) if low >= 0 and high < len(ordered) else None
-        intervals[percent] = ends if ends is not None and np.isfinite(ends).all() else None
+        test: Any = quantile_test(sample, q=0.0, p=percent / 100)
+        low, high = test.confidence_interval(CONFIDENCE)
+        intervals[percent] = (float(low), float(high)) if np.isfinite(low) and np.isfinite(high) else None
     return intervals
-
-
-@lru_cache(maxsize=4096)
-def _interval_places(count: int, percent: int) -> tuple[int, int]:
-    """Places of both ends among sorted values; outside of them where there are too few."""
-    from scipy.stats import binom
-
-    tail = (1 - CONFIDENCE) / 2
-    return int(binom.ppf(tail, count, percent / 100)) - 1, int(binom.isf(tail, count, percent / 100))
 
 
 def pooled_intervals(groups: Sequence[Sequence[float] | Values]) -> dict[int, Interval | None]:
@@ -167,7 +159,7 @@ class Ratio:
             return None
         logs = np.log([b / a for a, b in rounds])
         kept = len(logs) - 2 * int(_TRIM * len(logs))
-        return cls(_trimmed(logs), _scatter(logs) / math.sqrt(len(logs)), kept - 1)
+        return cls(float(_trimmed(logs)), _scatter(logs) / math.sqrt(len(logs)), kept - 1)
 
     @property
     def interval(self) -> Interval:
@@ -193,7 +185,7 @@ class Ratio:
 
 def trimmed_mean(values: Sequence[float]) -> float:
     """Geometric mean of values above 0 without the lowest and the highest fifth."""
-    return math.exp(_trimmed(np.log(np.asarray(values, np.float64))))
+    return math.exp(float(_trimmed(np.log(np.asarray(values, np.float64)))))
 
 
 def scatter(rounds: Sequence[tuple[float, float]]) -> float:
@@ -201,26 +193,19 @@ def scatter(rounds: Sequence[tuple[float, float]]) -> float:
     return _scatter(np.log([b / a for a, b in rounds]))
 
 
-def _trimmed(values: Values) -> float:
-    """Mean without the outermost, as `scipy.stats.trim_mean` has it, which takes fifty times as long to be called."""
-    cut = int(_TRIM * len(values))
-    kept = np.partition(values, (cut, len(values) - cut - 1))[cut : len(values) - cut]
-    return float(kept.mean())
+def _trimmed(values: Values) -> Any:
+    from scipy.stats import trim_mean
+
+    return trim_mean(values, _TRIM)
 
 
 def _scatter(ratios: Values) -> float:
-    """Standard error of the trimmed mean times the root of the rounds, in place of a standard deviation.
+    """Standard error of the trimmed mean times the root of the rounds, in place of a standard deviation."""
+    from scipy.stats.mstats import trimmed_stde
 
-    It is that of `scipy.stats.mstats.trimmed_stde`: of the values with the outermost drawn in to their neighbours.
-    """
     if len(ratios) < 1 / _TRIM:
         return float(np.std(ratios, ddof=1))
-    order, cut, count = np.argsort(ratios), int(_TRIM * len(ratios)), len(ratios)
-    drawn_in = ratios.copy()
-    drawn_in[order[:cut]] = ratios[order[cut]]
-    drawn_in[order[count - cut :]] = ratios[order[count - cut - 1]]
-    error = drawn_in.std(ddof=1) / ((1 - _TRIM - _TRIM) * np.sqrt(count))
-    return float(error) * math.sqrt(count)
+    return float(trimmed_stde(ratios, (_TRIM, _TRIM))) * math.sqrt(len(ratios))
 
 
 def share_difference(a: tuple[int, int], b: tuple[int, int], alpha: float = ALPHA) -> Interval:

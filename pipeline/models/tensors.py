@@ -8,7 +8,6 @@ https://github.com/huggingface/safetensors, version 0.x.
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -127,15 +126,9 @@ class TensorFiles(TensorMap):
         header = self.headers[name]
         if 0 in header.shape:
             return np.empty(header.shape, DTYPES[header.dtype])
-        within = header.begin % mmap.ALLOCATIONGRANULARITY
-        with open(header.file, "rb", buffering=0) as file:
-            pages = mmap.mmap(
-                file.fileno(),
-                within + header.end - header.begin,
-                offset=header.begin - within,
-                access=mmap.ACCESS_READ,
-            )
-        raw = np.frombuffer(pages, np.uint8, offset=within)
+        raw = np.memmap(
+            header.file, np.uint8, mode="r", offset=header.begin, shape=(header.end - header.begin,)
+        )
         return raw.view(DTYPES[header.dtype]).reshape(header.shape)
 
     def _check_index(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -136,18 +136,19 @@ def _constant_bytes(model: ov.Model) -> int:
     return sum(node.get_byte_size() for node in model.get_ops() if node.get_type_name() == "Constant")
 
 
-# Elements in the order in which OpenVINO writes them; it escapes > in attributes.
-_WIDENED = re.compile(
-    r"""(<layer [^>]*type="Convert"[^>]*>\s*<data [^>]*/>)"""
-    r"""(?=\s*<input>\s*<port [^>]*precision="(?:BF16|FP16)"[^>]*>(?:\s*<dim>-?\d+</dim>){2}\s*</port>)"""
-)
-
-
 def _mark_decompressions(path: Path) -> None:
     """Mark the conversions of 16-bit matrices to f32, for which the Python API has no call.
 
     Unmarked, they are folded on load, and the folded matrix stays beside the one that the kernel packs from it:
     8 bytes a weight instead of 4 (OpenVINO 2026.4).
     """
-    mark = '<rt_info><attribute name="decompression" version="0" /></rt_info>'
-    path.write_text(_WIDENED.sub(rf"\1{mark}", path.read_text(encoding="utf-8")), encoding="utf-8")
+    tree = ET.parse(path)
+    for layer in tree.iter("layer"):
+        port = layer.find("input/port")
+        if layer.get("type") != "Convert" or port is None or port.get("precision") not in ("BF16", "FP16"):
+            continue
+        if len(port.findall("dim")) == 2:
+            runtime_info = ET.Element("rt_info")
+            ET.SubElement(runtime_info, "attribute", name="decompression", version="0")
+            layer.insert(1, runtime_info)  # after <data>
+    tree.write(path, encoding="utf-8", xml_declaration=True)
