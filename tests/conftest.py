@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,13 @@ def pytest_configure() -> None:
     """A job that a script starts in the background ignores Ctrl-C, and so would all that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of the tier `models` import torch, for seconds in each process: without that tier, they are left out."""
+    if "not models" not in config.getoption("markexpr") or collection_path.suffix != ".py":
+        return None
+    return b"\npytestmark = pytest.mark.models" in collection_path.read_bytes() or None
 
 
 def pytest_collection(session: pytest.Session) -> None:

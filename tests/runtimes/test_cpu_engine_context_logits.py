@@ -14,6 +14,8 @@ from pipeline.runtimes.cpu.engine.scheduler import MAX_CONTEXT_ROWS
 from tests.runtimes.conftest import CHECKPOINTS, Pair
 from tests.support.engine import answer, load, prompts, request
 
+pytestmark = pytest.mark.models
+
 # The last one takes several steps because of its logits alone.
 PROMPTS = [*prompts(6), *prompts(1, shortest=300, longest=300, seed=1), [9]]
 

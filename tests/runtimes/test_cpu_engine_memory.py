@@ -24,7 +24,7 @@ SHAPES = {"hidden": 1024, "heads": 16, "kv_heads": 8, "head_dim": 64, "intermedi
 CALIBRATION = "calibration: {dataset: support, samples: 16, allow_sample_count: true}"
 
 
-@pytest.mark.parametrize("form", ["none", pytest.param("int4_awq", marks=pytest.mark.servers)])
+@pytest.mark.parametrize("form", ["none", pytest.param("int4_awq", marks=pytest.mark.models)])
 def test_layers_and_output_projection_take_what_is_planned(tmp_path: Path, form: str) -> None:
     """By the difference of two models, so that what a process takes anyway does not count."""
     folders = [tmp_path / name for name in ("base", "more")]

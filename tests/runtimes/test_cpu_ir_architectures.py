@@ -23,6 +23,8 @@ from tests.support.decoding import Paged, Stateful, prompt, reference, reference
 from tests.support.engine import answer, load, request
 from tests.support.models import LLAMA3_SCALING, as_mxfp4, make_checkpoint, quantize_checkpoint
 
+pytestmark = pytest.mark.models
+
 LENGTH = 150  # several times the window, and more than four blocks of the paged cache
 WINDOW = 24
 

@@ -24,6 +24,7 @@ from tests.support.decoding import Stateful, reference
 from tests.support.models import CLASSES, make_checkpoint
 
 pytestmark = [
+    pytest.mark.models,
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),  # ModelOpt of itself
     pytest.mark.filterwarnings("ignore:lm_head is not calibrated:UserWarning"),

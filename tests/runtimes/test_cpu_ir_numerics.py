@@ -20,6 +20,8 @@ from pipeline.runtimes.cpu.ir.nodes import Node, quantize_int8, round_e4m3, roun
 from pipeline.runtimes.cpu.ir.weights import Constants
 from tests.support.models import LLAMA3_SCALING
 
+pytestmark = pytest.mark.models
+
 SCALE = 0.25  # a power of two, so that the reference has no rounding of its own
 VALUES = arrays.arrays(
     np.float32, st.integers(1, 200), elements=st.floats(-200, 200, width=32, allow_subnormal=False)

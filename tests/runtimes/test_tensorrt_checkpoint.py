@@ -29,6 +29,8 @@ from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from tests.support.models import make_checkpoint
 
+pytestmark = pytest.mark.models
+
 Arrays = dict[str, np.ndarray[Any, Any]]
 # Keys of config.json that are the maker's business, or a trap of ModelOpt's (the last rank's number).
 _OWN = {"producer", "logits_dtype", "rank", "decoder", "rmsnorm", "lm_head_bias"}

@@ -20,6 +20,8 @@ from pipeline.stages.evaluate.decoder import Decoder
 from tests.support.calibrated import Calibrations, facts
 from tests.support.decoding import Stateful
 
+pytestmark = pytest.mark.models
+
 FORMATS = ("int4_awq", "w4a16_nvfp4", "fp8")
 
 

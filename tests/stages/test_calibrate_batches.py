@@ -20,6 +20,8 @@ from pipeline.stages.calibrate.model import load
 from pipeline.stages.dataset.freezing import read_samples
 from tests.support.calibrated import Calibrations
 
+pytestmark = pytest.mark.models
+
 SAMPLES = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=30), min_size=1, max_size=40)
 
 

@@ -22,6 +22,8 @@ from tests.support.compressed import compressed_checkpoint
 from tests.support.decoding import Stateful
 from tests.support.models import as_mxfp4, make_checkpoint
 
+pytestmark = pytest.mark.models
+
 TEXT = [[5, 9, 200, 31, 7, 77]]
 
 

@@ -27,6 +27,8 @@ from pipeline.stages.torch_device import torch_threads_for
 from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import CLASSES
 
+pytestmark = pytest.mark.models
+
 FORMATS = ("fp8", "int4_awq", "w4a8_awq", "int8_sq")
 ALGORITHMS = {"fp8": "FP8", "int4_awq": "W4A16_AWQ", "w4a8_awq": "W4A8_AWQ", "int8_sq": "W8A8_SQ_PER_CHANNEL"}
 Tensors = dict[str, np.ndarray]

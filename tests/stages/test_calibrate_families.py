@@ -22,6 +22,8 @@ from pipeline.stages.evaluate.comparison import evaluate
 from pipeline.stages.evaluate.results import Export, read_metrics
 from tests.support.calibrated import Calibrations, facts
 
+pytestmark = pytest.mark.models
+
 SPREAD = [Parallelism(1), Parallelism(2), Parallelism(2, 2), Parallelism(4, expert=2)]
 
 

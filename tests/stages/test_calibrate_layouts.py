@@ -21,6 +21,8 @@ from tests.support.calibrated import SIZES, Calibrations
 from tests.support.fake_quantized import Pair, make_pair
 from tests.support.models import CLASSES, DESCRIBED, make_checkpoint
 
+pytestmark = pytest.mark.models
+
 # Each format and each kind of layer once: biases (Qwen 2), norms of heads (Qwen 3), experts, fused projections, norms
 # by 1 + weight and capped scores (Gemma).
 CASES = [

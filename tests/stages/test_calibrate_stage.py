@@ -30,6 +30,8 @@ from pipeline.stages.calibrate.third_party import Notes, quietly
 from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import make_checkpoint
 
+pytestmark = pytest.mark.models
+
 AGAIN = """
 import sys
 from pathlib import Path

@@ -27,6 +27,8 @@ from pipeline.stages.evaluate.results import EvaluationMetrics, Export, read_met
 from pipeline.store import ArtifactKey, Json, Store
 from tests.support.calibrated import TRAINED, Calibrations
 
+pytestmark = pytest.mark.models
+
 Tensors = dict[str, np.ndarray]
 LAYER = "model.layers.1.mlp.down_proj"
 GATE = Gate(max_perplexity_increase=0.02, min_top1_agreement=0.97, max_kl=0.01)

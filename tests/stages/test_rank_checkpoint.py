@@ -22,6 +22,8 @@ from pipeline.stages.evaluate.decoder import Decoder
 from tests.support import raw_ranks
 from tests.support.calibrated import Calibrations
 
+pytestmark = pytest.mark.models
+
 FORMATS = ("fp8", "int4_awq", "w4a8_awq", "int8_sq")
 LAYERS = {
     "attention.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],

@@ -16,6 +16,8 @@ from pipeline.models.layers import round_e4m3 as round_e4m3_numpy
 from pipeline.stages.evaluate.comparison import PositionScores, measure
 from pipeline.stages.evaluate.decoder import round_e2m1, round_e4m3, round_input, round_nvfp4
 
+pytestmark = pytest.mark.models
+
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 SAMPLES = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 
