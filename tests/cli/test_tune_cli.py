@@ -123,7 +123,8 @@ def test_a_real_search_is_killed_goes_on_and_ends_with_advice(tmp_path: Path) ->
     assert second.returncode == 0, second.stderr
     report = TuneReport.model_validate_json(second.stdout)
     assert kept.read_bytes() == before
-    assert sum(trial.outcome == "measured" for trial in report.trials) == 3
+    # On a busy machine, one may look slow in its first seconds, and is stopped.
+    assert sum(trial.outcome in ("measured", "stopped") for trial in report.trials) == 3
     assert report.trials[0].changes == ()
     assert report.recommendation.verdict in ("tuned", "keep")
     assert report.recommendation.reason
