@@ -81,8 +81,8 @@ def script(tmp_path: Path) -> Path:
     """The script, with programs that write down how they were called, and run until they are told to end."""
     for name in ("pipeline", "python"):
         (tmp_path / name).write_text(
-            f'#!/bin/sh\necho "{name} $*" >>{tmp_path}/called\n'
-            f'trap "echo {name} ended >>{tmp_path}/called; exit 0" TERM\n'
+            f'#!/bin/sh\ntrap "echo {name} ended >>{tmp_path}/called; exit 0" TERM\n'
+            f'echo "{name} $*" >>{tmp_path}/called\n'
             f"for i in $(seq 600); do [ -e {tmp_path}/{name}-dies ] && exit 3; sleep 0.1; done\n"
         )
         (tmp_path / name).chmod(0o755)
