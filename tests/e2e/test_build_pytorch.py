@@ -49,6 +49,7 @@ def built(folder: Path) -> dict[str, Path]:
     return {name: Path(step["artifact"]) for name, step in build(folder).items()}
 
 
+@pytest.mark.servers
 def test_the_artifacts(built: dict[str, Path]) -> None:
     assert set(built) == STEPS
     target, draft = built["build.target"], built["build.draft"]
@@ -82,6 +83,7 @@ def test_the_package_is_served(built: dict[str, Path], tmp_path: Path) -> None:
         assert statuses(tmp_path / "status")[0]["tokens"] >= 40
 
 
+@pytest.mark.servers
 def test_only_what_depends_on_a_change_is_made_again(folder: Path, built: dict[str, Path]) -> None:
     assert built
     assert not any(step["made"] for step in build(folder).values())

@@ -96,6 +96,7 @@ def check_engines(artifacts: dict[str, Path], executor: str) -> None:
     assert Deployment.load(artifacts["package"]).requirements is not None
 
 
+@pytest.mark.servers
 @pytest.mark.usefixtures("builder")
 def test_native(place: Place) -> None:
     foreseen = launch(place.recipe, place.store, built=False)

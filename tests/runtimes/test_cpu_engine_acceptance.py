@@ -78,6 +78,7 @@ def pair() -> tuple[EngineCore, EngineCore]:
     return make(), make(noise=1.0)
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("more", [{"top_p": 0.9, "temperature": 1.5}, {"top_k": 5, "presence_penalty": 0.7}])
 def test_two_tokens_from_draft_and_target(pair: tuple[EngineCore, EngineCore], more: dict[str, Any]) -> None:
     """Both are distributed as without a draft: the first, and the second for what the first is."""

@@ -31,6 +31,7 @@ def test_1_a_draft_beside_scarce_kv_blocks_stays_exact(cpu_pair: Pair) -> None:
         assert core.stats().kv_blocks_used == 0
 
 
+@pytest.mark.models
 def test_2_a_draft_keeps_the_distribution_of_sampled_tokens(cpu_pair: Pair) -> None:
     """Answers drawn with a draft differ from those drawn without no more than two samples without one do."""
     prompt, count = questions()[0], 150

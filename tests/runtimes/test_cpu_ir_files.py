@@ -25,6 +25,8 @@ from pipeline.runtimes.cpu.ir.weights import Weights
 from tests.support.decoding import Paged, Stateful, prompt, reference, reference_logits
 from tests.support.models import make_checkpoint, quantize_checkpoint
 
+pytestmark = pytest.mark.models
+
 FORMATS = ("fp8", "int4_awq", "w4a8_awq", "int8_sq")
 PACKED = {"fp8": "bf16", "int4_awq": "i4", "w4a8_awq": "i4", "int8_sq": "i8"}  # e4m3 is exact in bf16
 BITS = {"bf16": 16, "i8": 8, "i4": 4}
