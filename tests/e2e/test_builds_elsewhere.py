@@ -122,6 +122,7 @@ def test_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert json.loads(laptop.run("serve", "--dry-run", "--json"))["built"] is True
 
 
+@pytest.mark.servers
 def test_without_extras_names_are_those_of_a_machine_that_has_them(tmp_path: Path) -> None:
     """Else nothing that is made elsewhere, or that a larger environment made, would be found here."""
     laptop = Laptop(tmp_path, quantization=FP8)

@@ -17,7 +17,7 @@ from pipeline.store import Manifest, Store
 from tests.e2e.conftest import Build, pipeline
 
 ORDER = ("fetch.target", "dataset", "calibrate.target", "evaluate", "build.target", "package")
-DEFAULT = ("package",)  # the last
+USUAL = ("package",)  # the last; the others are slow
 RECIPE = ("tiny-cpu", "--set", "draft=null")
 
 
@@ -31,7 +31,10 @@ def reference(build: Build, store: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     "stage",
-    [pytest.param(stage, marks=[] if stage in DEFAULT else [pytest.mark.slow]) for stage in ORDER],
+    [
+        pytest.param(stage, marks=pytest.mark.servers if stage in USUAL else pytest.mark.slow)
+        for stage in ORDER
+    ],
 )
 def test_killed_in(stage: str, reference: dict[str, Path], tmp_path: Path) -> None:
     store = store_before(stage, reference, tmp_path)

@@ -272,6 +272,7 @@ def test_a_second_ctrl_c_ends_all_workers_at_once(tmp_path: Path) -> None:
         upstream.let_go()
 
 
+@pytest.mark.servers
 def test_all_workers_drain(served: Served) -> None:
     streams = [begin(served, client) for client in served.clients()]
     served.gateway.process.send_signal(signal.SIGTERM)
