@@ -30,7 +30,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def expected(model: Any) -> list[npt.NDArray[np.float32]]:
-    """Of each prompt, the logits [tokens - 1, vocabulary] after its tokens but the last."""
+    """Logits of each prompt, [tokens - 1, vocabulary]: those after all of its tokens but the last."""
     import torch
 
     with torch.no_grad():

@@ -82,7 +82,7 @@ def together(offs: Offs, classes_: list[dict[str, Any]]) -> list[dict[str, Any]]
     of = by_class(offs)
     found = []
     for number, quantity in enumerate(QUANTITIES):
-        own = [one for one in classes_ if one["quantity"] == quantity]
+        own = [one for one in classes_ if one["quantity"] == quantity and one["covered"] is not None]
         for members, chosen in {
             "dense": [one for one in own if one["structure"].startswith("dense")],
             "sparse": [one for one in own if one["structure"].startswith("sparse")],

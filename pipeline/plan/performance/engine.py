@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from pipeline.contracts.gpus import GpuRates, gpu_rates
@@ -114,22 +114,16 @@ class EngineSpeed:
     @cached_property
     def times(self) -> StepTimes:
         """Times of steps for the scheduler's simulation."""
-        return _engine_times(self)
-
-
-# Plans of a recipe with other limits, and comparisons, simulate the same engine: each time of a step is computed once.
-@lru_cache(maxsize=64)
-def _engine_times(engine: EngineSpeed) -> StepTimes:
-    read_s, pair_s = engine.attention_s()
-    return StepTimes(
-        engine.work_s,
-        read_s=read_s,
-        pair_s=pair_s,
-        host=engine.host_s,
-        hides_host=engine.efficiency.hides_step,
-        prompt_s=engine.efficiency.prompt_s,
-        ranks=engine.load.attention_ranks,
-    )
+        read_s, pair_s = self.attention_s()
+        return StepTimes(
+            self.work_s,
+            read_s=read_s,
+            pair_s=pair_s,
+            host=self.host_s,
+            hides_host=self.efficiency.hides_step,
+            prompt_s=self.efficiency.prompt_s,
+            ranks=self.load.attention_ranks,
+        )
 
 
 def tokens_per_round(acceptance: float, proposed: int) -> float:
