@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+CPU = Path(__file__).resolve().parents[2] / "pipeline" / "runtimes" / "cpu"
 STREAMS = (1, 8, 16)
 PROMPT, ANSWER, LONG = 64, 96, 1024  # tokens
 # Room for all streams, or for the long prompt.
@@ -43,15 +44,15 @@ class Decoder(Protocol):
 
 
 class Ours:
-    """The engine of the `cpu` runtime, as a package of it is served, without Triton around it."""
+    """The engine of the `cpu` runtime, imported as a package has it, without Triton around it."""
 
     def __init__(self, folder: Path, form: str, threads: int) -> None:
-        from pipeline.runtimes.cpu.engine import Engine, EngineSettings
+        sys.path.insert(0, str(CPU))
+        from engine import Engine, EngineSettings
 
         facts = json.loads((folder / "engine.json").read_text(encoding="utf-8"))
         settings = EngineSettings(
             max_concurrency=max(STREAMS),
-            max_batch_tokens=LONG,  # as for GenAI; 512 by default
             kv_blocks=KV_BLOCKS,
             max_draft_tokens=0,
             prefix_caching=False,
@@ -63,7 +64,7 @@ class Ours:
         self.about = f"OpenVINO {facts['openvino']}, {threads} threads that are not pinned, {precision}"
 
     def answer(self, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-        from pipeline.runtimes.cpu.engine import EngineRequest
+        from engine import EngineRequest
 
         answers: list[list[int]] = [[] for _ in prompts]
         running, done = set(range(len(prompts))), threading.Event()
