@@ -52,7 +52,7 @@ def cpu_pool_bytes() -> int:
 
 
 def cpu_step_tokens() -> int:
-    """Tokens that the embedded engine computes in a step where a recipe gives no number."""
+    """Most tokens that the embedded engine computes in a step where a recipe gives no number."""
     return int(_data()["cpu_step_tokens"]["value"])
 
 

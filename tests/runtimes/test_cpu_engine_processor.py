@@ -21,6 +21,7 @@ from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.paged_model import (
     INPUT_GROUP,
     SHORT_STEP,
+    SLOW_STEP_TOKENS,
     PagedModel,
     TokenSlice,
     signal_stack_kept,
@@ -30,7 +31,7 @@ from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.ir.nodes import quantize_int8
 from tests.runtimes.conftest import CHECKPOINTS, Pair
 from tests.support.decoding import Paged, prompt
-from tests.support.engine import questions
+from tests.support.engine import Answer, load, questions, request
 from tests.support.models import make_checkpoint, quantize_checkpoint
 
 SIZE = 64
@@ -43,6 +44,14 @@ def _model(*, rounded: bool) -> ov.Model:
     return ov.Model(
         [ops.matmul(quantize_int8(given, 1.0) if rounded else given, scaled, False, True)], [given]
     )
+
+
+def _with_facts(engine: Path, folder: Path, **facts: bool) -> Path:
+    """Copy an engine to a folder, with other facts about it."""
+    shutil.copytree(engine, folder)
+    file = folder / "engine.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **facts}))
+    return folder
 
 
 @pytest.fixture
@@ -216,6 +225,20 @@ def test_bf16_is_refused_where_there_is_none(cpu_pair: Pair, monkeypatch: pytest
         PagedModel(cpu_pair.target, EngineSettings(precision="bf16"))
 
 
+@pytest.mark.parametrize(
+    ("pays", "asked", "first"), [(False, None, 300), (True, None, SLOW_STEP_TOKENS), (True, 200, 200)]
+)
+def test_steps_are_shorter_where_a_large_model_is_computed_in_f32(
+    cpu_pair: Pair, tmp_path: Path, pays: bool, asked: int | None, first: int
+) -> None:
+    """A stream waits for the steps of a long prompt beside it."""
+    folder = _with_facts(cpu_pair.target, tmp_path / "target", bf16_pays=pays)
+    core = load(folder, precision="f32", max_batch_tokens=asked)
+    core.add(request("long", [9] * 300, 2), Answer())
+    core.step()
+    assert core.stats().context_tokens == first
+
+
 def test_weights_are_held_once(cpu_pair: Pair, tmp_path: Path) -> None:
     """Neither converted copies (for OpenVINO's joint kernel, of the embedding) nor pages of the file are beside it."""
     folder = shutil.copytree(cpu_pair.target, tmp_path / "target")
@@ -284,15 +307,14 @@ def test_the_gate_computes_as_the_engine_does_without_bf16(
     if form is not None:
         checkpoint = quantize_checkpoint(checkpoint, tmp_path / form, form)
     build_ir(checkpoint, tmp_path / "ir", progress=Silent())
-    facts = tmp_path / "ir" / "engine.json"
-    facts.write_text(json.dumps({**json.loads(facts.read_text()), "bf16_pays": True}))
+    folder = _with_facts(tmp_path / "ir", tmp_path / "large", bf16_pays=True)
     tokens = questions()[0]
 
     def simulated(computed: Computed) -> np.ndarray:
         decoder = Decoder(Reader(checkpoint), [tokens], "cpu", computed=computed)
         return np.asarray((decoder.hidden_states(lambda: None) @ decoder.head().T).numpy(), np.float64)
 
-    exact, here = simulated("f32"), Paged(tmp_path / "ir", precision="auto").logits(tokens, [len(tokens)])
+    exact, here = simulated("f32"), Paged(folder, precision="auto").logits(tokens, [len(tokens)])
     there = simulated("f16_cache")
     assert np.abs(there - exact).max() > 0.001
     assert np.abs(here - there).max() < 0.1 * np.abs(there - exact).max()

@@ -68,7 +68,7 @@ def _settings(parameters: Parameters) -> engine.EngineSettings:
     defaults = engine.EngineSettings()
     return engine.EngineSettings(
         max_concurrency=parameters.number("cpu_max_concurrency"),
-        max_batch_tokens=parameters.number("cpu_max_batch_tokens", defaults.max_batch_tokens),
+        max_batch_tokens=optional("cpu_max_batch_tokens"),
         max_sequence_tokens=parameters.number("cpu_max_sequence_tokens"),
         max_draft_tokens=parameters.number("cpu_max_draft_tokens", defaults.max_draft_tokens),
         kv_cache_mib=optional("cpu_kv_cache_mib"),

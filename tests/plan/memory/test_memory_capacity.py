@@ -274,17 +274,17 @@ def test_in_f32_matrices_are_packed_once(form: str, dtype: str, each: float) -> 
 
 def test_the_embedded_engine_s_own_bound_is_the_one_that_is_planned_with() -> None:
     pytest.importorskip("openvino")
-    from pipeline.runtimes.cpu.engine import EngineSettings, core
+    from pipeline.runtimes.cpu.engine import core, paged_model
 
     assert engine_memory.cpu_pool_bytes() == core._DEFAULT_CACHE_BYTES
-    assert engine_memory.cpu_step_tokens() == EngineSettings().max_batch_tokens
+    assert engine_memory.cpu_step_tokens() == paged_model.STEP_TOKENS
 
 
 def test_the_embedded_engine_s_windows_are_planned_as_it_counts_them() -> None:
     """A model like Gemma 3: five layers of six see 512 tokens, of sequences of 8,192."""
     pytest.importorskip("openvino")
-    from pipeline.runtimes.cpu.engine import EngineSettings
     from pipeline.runtimes.cpu.engine.block_manager import CacheLayout
+    from pipeline.runtimes.cpu.engine.paged_model import STEP_TOKENS
 
     limits = "limits={max_input_tokens: 7680, max_output_tokens: 512, max_concurrency: 4}"
     recipe = load_recipe("tiny-cpu", (limits,))
@@ -296,8 +296,7 @@ def test_the_embedded_engine_s_windows_are_planned_as_it_counts_them() -> None:
     assert asked is not None
     assert recipe.draft is not None
     model, longest = asked.models[0], 8192 // 32
-    engine = EngineSettings(max_concurrency=4, max_draft_tokens=recipe.draft.max_draft_tokens)
-    layout = CacheLayout(32, (None, 512), engine.step_tokens, engine.max_draft_tokens)
+    layout = CacheLayout(32, (None, 512), STEP_TOKENS, recipe.draft.max_draft_tokens)
     whole, windowed = layout.pools(4 * longest, longest)
     assert (whole, windowed) == (1024, 92)
     held = (5 * whole + 27 * windowed) * 32 * kv_token_bytes(model) / 32

@@ -54,12 +54,17 @@ class EngineCore:
             target.max_positions, settings.max_sequence_tokens or target.max_positions
         )
         self._longest = -(-self.max_sequence_tokens // target.block_size)
+        # More than asked for if decoding all sequences at once needs it.
+        self._step_tokens = max(
+            settings.max_batch_tokens or target.step_tokens,
+            settings.max_concurrency * (1 + settings.max_draft_tokens),
+        )
         num_blocks = self._num_blocks()
         self._blocks = self._allocate(self._target, num_blocks)
         draft_blocks = self._allocate(self._draft, num_blocks) if self._draft else None
         self._scheduler = BatchScheduler(
             max_concurrency=settings.max_concurrency,
-            step_tokens=settings.step_tokens,
+            step_tokens=self._step_tokens,
             target=self._blocks,
             draft=draft_blocks,
         )
@@ -69,7 +74,7 @@ class EngineCore:
                 self._draft,
                 draft_blocks,
                 max_draft_tokens=settings.max_draft_tokens,
-                step_tokens=settings.step_tokens,
+                step_tokens=self._step_tokens,
                 adapt=settings.adapt_speculation,
             )
         self._sequences: dict[str, Sequence] = {}
@@ -327,7 +332,7 @@ class EngineCore:
     def _layout(self, model: PagedModel) -> CacheLayout:
         settings = self._settings
         return CacheLayout(
-            model.block_size, model.windows, settings.step_tokens, draft_tokens=settings.max_draft_tokens
+            model.block_size, model.windows, self._step_tokens, draft_tokens=settings.max_draft_tokens
         )
 
     def _pools(self, model: PagedModel, num_blocks: int) -> list[int]:

@@ -41,6 +41,7 @@ _INPUTS = ("input_ids", "position_ids", "subsequence_begins", "logits_rows")
 # Inputs that layers with a window have apart from the others, and their places at PagedAttention.
 _PLACES = {"past_lens": 5, "block_indices": 7, "block_indices_begins": 8, "max_context_len": 12}
 _KEY_CACHE, _VALUE_CACHE, _WINDOW = 3, 4, 10
+STEP_TOKENS, SLOW_STEP_TOKENS = 512, 128  # of one step, where nobody asks for another number
 SHORT_STEP = 32  # tokens of a step up to which the model for short steps is the faster one
 INPUT_GROUP = 32  # numbers of an input that share a scale in it, as in llama.cpp's Q8_0
 
@@ -91,8 +92,11 @@ class PagedModel:
             self.precision, self.reason = chosen_precision(settings.precision, gains=facts["bf16_pays"])
             self._kept: list[ov.Tensor] = []  # memory that the models point into
             self._stack = AdapterStack(adapters) if adapters else None
+            slow = self.precision == "f32" and facts["bf16_pays"]
+            # All sequences wait while a part of a prompt is computed.
+            self.step_tokens = SLOW_STEP_TOKENS if slow else STEP_TOKENS
             # Where bf16 would be chosen if the processor had it.
-            instead = self.precision == "f32" and settings.precision == "auto" and facts["bf16_pays"]
+            instead = slow and settings.precision == "auto"
             self.rounds: bool = facts["rounds_short_steps"] and (self.precision == "bf16" or instead)
             self._cache_type = "f16" if instead else self.precision
             if instead:

@@ -11,7 +11,8 @@ class EngineSettings:
     """Sizes of one engine."""
 
     max_concurrency: int = 8  # sequences that run at once; more wait
-    max_batch_tokens: int = 512  # tokens computed in one step; longer prompts are computed in chunks
+    # Tokens computed in one step; longer prompts are computed in chunks. None: `PagedModel.step_tokens`.
+    max_batch_tokens: int | None = None
     max_sequence_tokens: int | None = None  # prompt and answer together; None: all positions the model has
     kv_blocks: int | None = None  # blocks of 32 tokens; None: from kv_cache_mib
     kv_cache_mib: int | None = (
@@ -43,8 +44,3 @@ class EngineSettings:
             raise ValueError(f"max_draft_tokens is {self.max_draft_tokens}, must be 0 or more")
         if self.precision not in ("auto", "f32", "bf16"):
             raise ValueError(f"precision is {self.precision!r}, must be 'auto', 'f32' or 'bf16'")
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens a step may compute: `max_batch_tokens`, or more if decoding all sequences at once needs it."""
-        return max(self.max_batch_tokens, self.max_concurrency * (1 + self.max_draft_tokens))
