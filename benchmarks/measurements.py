@@ -161,10 +161,10 @@ MEASUREMENTS = {
         2,
     ),
     "served-191m": Measurement(
-        "python benchmarks/served.py --weights int4_awq --rounds 1 --tokens 48 --json",
+        "python benchmarks/served.py --weights int4_awq --json",
         "--rounds 1 --tokens 16 --streams 1 2",
         "the same for a model of 191 million weights, whose steps take longer than what hands their tokens out",
-        5,
+        13,
     ),
     "cpu_peers": Measurement(
         "python benchmarks/cpu_peers.py --json",
