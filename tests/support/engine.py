@@ -211,6 +211,7 @@ class FakeModel:
 
     block_size = 4
     precision = "f32"
+    step_tokens = 512
     vocab_size = VOCAB
 
     def __init__(
