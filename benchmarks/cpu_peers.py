@@ -1,6 +1,6 @@
 """The CPU engine beside OpenVINO GenAI and llama.cpp: one model of random weights, the same shapes, lengths and bits.
 
-    python benchmarks/cpu_peers.py [--rounds 5] [--only ours,genai:Q8_0] [--samples FILE [--within 150]] [--json]
+    python benchmarks/cpu_peers.py [--rounds 3] [--only ours,genai:Q8_0] [--samples FILE [--within 150]] [--json]
     python benchmarks/cpu_peers.py --dry-run                     what would be made and measured
 
 Streams have 64 tokens in and 96 out, greedy, and no token ends them; tokens/s are all answers by the time from the
@@ -263,7 +263,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="samples of each; default: %(default)s")
     parser.add_argument("--only", default=",".join(ALL), help="engines, or forms of them, by how they begin")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: one a core")
     parser.add_argument("--samples", type=Path, metavar="FILE", help="keep each sample, and go on from those")

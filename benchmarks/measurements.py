@@ -170,7 +170,7 @@ MEASUREMENTS = {
         "python benchmarks/cpu_peers.py --json",
         "--rounds 1 --only ours:bf16",
         "the CPU engine on a model of 191 million weights beside OpenVINO GenAI and llama.cpp, in one run",
-        25,
+        20,
     ),
     "auto_front": Measurement(
         "python benchmarks/auto_front.py --json",
